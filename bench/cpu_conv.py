@@ -32,6 +32,11 @@ from pyquant.report.render import write_text
 FORMATS: Final = {"channels first": torch.contiguous_format, "channels_last": torch.channels_last}
 DYNAMIC, STATIC, CODES, FP32 = "dynamic", "static", "codes", "fp32"
 INPUT_SCALE: Final = 0.03
+SCHEMES: Final = {
+    DYNAMIC: W8A8Dynamic(),
+    STATIC: W8A8(),
+    CODES: QScheme(W8A8().weights, W8A8().inputs, TensorScheme()),
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,11 @@ class Conv:
     def name(self) -> str:
         groups = "" if self.groups == 1 else " depthwise" if self.groups == self.channels else f" in {self.groups}"
         return f"{self.channels}->{self.out} {self.kernel}x{self.kernel}/{self.stride} @{self.size}{groups}"
+
+    def module(self) -> nn.Conv2d:
+        """With random weights, and half of its kernel as padding."""
+        shape = (self.channels, self.out, self.kernel, self.stride, self.kernel // 2)
+        return nn.Conv2d(*shape, groups=self.groups).eval()
 
 
 def depthwise(channels: int, kernel: int, stride: int, size: int) -> Conv:
@@ -192,12 +202,10 @@ def _run(args: argparse.Namespace) -> int:
 def row(model: str, conv: Conv, memory: str, rounds: int, budget_s: float) -> ConvRow:
     """One layer without activation: floats in and out; `codes`: int8 in and out, as inside a linked chain."""
     torch.manual_seed(0)
-    floats = nn.Conv2d(conv.channels, conv.out, conv.kernel, conv.stride, conv.kernel // 2, groups=conv.groups).eval()
+    floats = conv.module()
     x = torch.randn(1, conv.channels, conv.size, conv.size, device="cpu").to(memory_format=FORMATS[memory])
-    dynamic = QConv2d.from_float(floats, W8A8Dynamic())
-    static = QConv2d.from_float(floats, W8A8(), input_scale=INPUT_SCALE)
-    linked = QConv2d.from_float(floats, _linked(), input_scale=INPUT_SCALE, output_scale=INPUT_SCALE)
-    codes = _codes(x, linked)
+    dynamic, static, linked = quantised(floats).values()
+    codes = codes_of(x, linked)
     floats = floats.to(memory_format=FORMATS[memory])
     runs: dict[str, Callable[[], object]] = {
         FP32: lambda: floats(x),
@@ -210,15 +218,22 @@ def row(model: str, conv: Conv, memory: str, rounds: int, budget_s: float) -> Co
     return _timed(model, conv.name(), memory, runs, rounds, budget_s, exact)
 
 
+def quantised(floats: nn.Conv2d) -> dict[str, QConv2d]:
+    """The layer in every form: dynamic, static, codes."""
+    scales = {DYNAMIC: {}, STATIC: {"input_scale": INPUT_SCALE}}
+    scales[CODES] = {"input_scale": INPUT_SCALE, "output_scale": INPUT_SCALE}
+    return {kind: QConv2d.from_float(floats, scheme, **scales[kind]) for kind, scheme in SCHEMES.items()}
+
+
 def chain(channels: int, size: int, memory: str, rounds: int, budget_s: float) -> ConvRow:
     """Three 3 x 3 layers with relu: fused static ones hand on codes, dynamic ones floats."""
     torch.manual_seed(0)
     convs = [nn.Conv2d(channels, channels, 3, padding=1).eval() for _ in range(3)]
     x = torch.randn(1, channels, size, size, device="cpu").to(memory_format=FORMATS[memory])
-    dynamic = [QConv2d.from_float(conv, W8A8Dynamic(), activation="relu") for conv in convs]
+    dynamic = [QConv2d.from_float(conv, SCHEMES[DYNAMIC], activation="relu") for conv in convs]
     scales = {"input_scale": INPUT_SCALE, "activation": "relu"}
-    static = [QConv2d.from_float(conv, _linked(), output_scale=INPUT_SCALE, **scales) for conv in convs[:2]]
-    static.append(QConv2d.from_float(convs[2], W8A8(), **scales))
+    static = [QConv2d.from_float(conv, SCHEMES[CODES], output_scale=INPUT_SCALE, **scales) for conv in convs[:2]]
+    static.append(QConv2d.from_float(convs[2], SCHEMES[STATIC], **scales))
     fp32 = nn.Sequential(*(layer for conv in convs for layer in (conv, nn.ReLU()))).to(memory_format=FORMATS[memory])
     runs: dict[str, Callable[[], object]] = {
         FP32: lambda: fp32(x),
@@ -229,16 +244,12 @@ def chain(channels: int, size: int, memory: str, rounds: int, budget_s: float) -
     exact = True
     for layer in static:
         wanted, real = layer.reference(real), layer(real)
-        exact = exact and torch.equal(_data(wanted), _data(real))
+        exact = exact and torch.equal(data_of(wanted), data_of(real))
     return _timed("chain", f"3 x {channels}->{channels} 3x3 @{size}", memory, runs, rounds, budget_s, exact)
 
 
-def _linked() -> QScheme:
-    scheme = W8A8()
-    return QScheme(scheme.weights, scheme.inputs, TensorScheme())
-
-
-def _codes(x: Tensor, layer: QConv2d) -> QTensor:
+def codes_of(x: Tensor, layer: QConv2d) -> QTensor:
+    """Images as the codes that a linked layer takes, in the memory format that they have."""
     data = torch.ops.pyquant.quantize(x.permute(0, 2, 3, 1), layer.input_scale, None, "per_tensor", 0, -127, 127)
     data = data.permute(0, 3, 1, 2)
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
@@ -251,7 +262,8 @@ def _through(layers: Sequence[nn.Module], x: object) -> object:
     return x
 
 
-def _data(x: Tensor | QTensor) -> Tensor:
+def data_of(x: Tensor | QTensor) -> Tensor:
+    """The numbers or the codes."""
     return x.data if isinstance(x, QTensor) else x
 
 

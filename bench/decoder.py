@@ -23,15 +23,11 @@ import torch
 from torch import nn
 
 import pyquant
-from bench.shared import folder_name
-from pyquant.core import arguments
-from pyquant.errors import PyquantError
+from bench.shared import check_counts, device_for, exit_code, folder_name, follow, reason_of
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import make_clock, time_interleaved
 from pyquant.report.records.environment import FAKED, Environment
-from pyquant.report.records.figures import figures_of
-from pyquant.report.records.record import save_record
-from pyquant.report.render import table, write_text
+from pyquant.report.render import table
 
 SCHEMES: Final = ("W8A8Dynamic", "W4A8Dynamic", "W8A16", "W4A16(group_size=128)")
 FLOAT: Final = "bf16"
@@ -118,7 +114,7 @@ def measure(
             report.seconds[name] = time.perf_counter() - began
             logits = forward(one, ids[tokens[-1]]).double()
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            report.failed[name] = _reason(error)
+            report.failed[name] = reason_of(error)
             yield f"{name}: failed after {time.perf_counter() - began:.1f} s: {report.failed[name]}"
             continue
         built[name] = one
@@ -138,7 +134,7 @@ def measure(
                     run()
                     one_clock.seconds(run, 1)
                 except RuntimeError as error:  # such as a graph that cannot be captured
-                    report.failed[f"{name}, {t} tokens, {clock}"] = _reason(error)
+                    report.failed[f"{name}, {t} tokens, {clock}"] = reason_of(error)
                 else:
                     runs[name] = run
             if FLOAT not in runs:
@@ -148,10 +144,6 @@ def measure(
             ms = {name: timings.median_us(name) / 1e3 for name in runs}
             report.rows.append(DecoderRow(t, clock, ms, {name: timings.ratio(FLOAT, name) for name in runs}))
             yield f"{t} tokens {CLOCKS.get(clock, clock)}: timed in {time.perf_counter() - began:.1f} s"
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _bytes(model: nn.Module) -> int:
@@ -182,18 +174,9 @@ def markdown(report: DecoderReport) -> str:
     return "\n\n".join([*parts, f"Command: `{report.environment.command}`\n"])
 
 
-def write(report: DecoderReport, out: Path) -> list[Path]:
-    """decoder.md and decoder.json in the folder."""
-    return [write_text(out / "decoder.md", markdown(report)), save_record(out / "decoder.json", figures_of(report))]
-
-
 def main(argv: list[str] | None = None) -> int:
     """-> 0; 1 when a variant failed; 2 without a GPU or transformers, or for wrong words."""
-    try:
-        return _run(argv)
-    except PyquantError as error:
-        print(f"bench.decoder: {error}", file=sys.stderr)
-        return 2
+    return exit_code("bench.decoder", _run, argv)
 
 
 def _run(argv: list[str] | None) -> int:
@@ -205,28 +188,19 @@ def _run(argv: list[str] | None) -> int:
     parser.add_argument("--allow-missing", action="store_true", help="forgive that transformers is not installed")
     parser.add_argument("--out", metavar="DIR", help="default: bench/results/<gpu>")
     args = parser.parse_args(argv)
-    for option, values in (("--layers", [args.layers]), ("--tokens", args.tokens), ("--rounds", [args.rounds])):
-        for value in values:
-            arguments.whole(option, value, 1)
-    is_dry = args.clock == FAKED
-    if not torch.cuda.is_available() and not is_dry:
-        print("bench.decoder: torch sees no CUDA device", file=sys.stderr)
-        return 2
+    check_counts(args, "layers", "tokens", "rounds")
+    device = device_for(args.clock)
     if importlib.util.find_spec("transformers") is None:
         print("bench.decoder: nothing is measured: transformers is not installed", file=sys.stderr)
         return 0 if args.allow_missing else 2
     clocks = (args.clock,) if args.clock else tuple(CLOCKS)
-    environment = describe_environment("cpu" if is_dry else "cuda", clock=args.clock or "cuda-graph")
+    environment = describe_environment(device, clock=args.clock or "cuda-graph")
     report = DecoderReport(environment, args.layers)
     out = Path(args.out or Path("bench/results") / folder_name(environment))
     began = time.perf_counter()
-    model = decoder(args.layers, DRY_SIZES if is_dry else SIZES, "cpu" if is_dry else "cuda")
+    model = decoder(args.layers, SIZES if device == "cuda" else DRY_SIZES, device)
     print(f"bench.decoder: the float model: made in {time.perf_counter() - began:.1f} s", flush=True)
-    for said in measure(model, args.tokens, clocks, args.rounds, report):
-        print(f"bench.decoder: {said}", flush=True)
-        paths = write(report, out)
-    print(markdown(report))
-    print(f"wrote {', '.join(map(str, paths))}")
+    follow("bench.decoder", measure(model, args.tokens, clocks, args.rounds, report), report, markdown, out)
     return 1 if report.failed else 0
 
 

@@ -21,17 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.shared import folder_name
+from bench.shared import check_counts, device_for, exit_code, folder_name, follow, reason_of
 from pyquant import ops
 from pyquant.bench.model_shapes import parse_kn
-from pyquant.core import arguments
-from pyquant.errors import PyquantError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import make_clock, time_interleaved
 from pyquant.report.records.environment import FAKED, Environment
-from pyquant.report.records.figures import figures_of
-from pyquant.report.records.record import save_record
-from pyquant.report.render import table, write_text
+from pyquant.report.render import table
 
 PLAIN: Final = "plain"
 GATE: Final = "silu, multiply, quantise: three kernels"
@@ -100,7 +96,7 @@ def measure(
                 candidates(m, k, n, device), clock=make_clock(clock), rounds=rounds, min_sample_s=0.002, warm_calls=2
             )
         except RuntimeError as error:
-            report.failed[f"{m} x {k} x {n}"] = (str(error).strip() or type(error).__name__).splitlines()[0]
+            report.failed[f"{m} x {k} x {n}"] = reason_of(error)
             yield f"{m} x {k} x {n}: failed"
             continue
         names = list(timings.samples)
@@ -126,18 +122,9 @@ def markdown(report: EpilogueReport) -> str:
     return "\n\n".join([*parts, f"Command: `{report.environment.command}`\n"])
 
 
-def write(report: EpilogueReport, out: Path) -> list[Path]:
-    """epilogue.md and epilogue.json in the folder."""
-    return [write_text(out / "epilogue.md", markdown(report)), save_record(out / "epilogue.json", figures_of(report))]
-
-
 def main(argv: list[str] | None = None) -> int:
     """-> 0; 1 when a shape failed; 2 without a GPU, or for wrong words."""
-    try:
-        return _run(argv)
-    except PyquantError as error:
-        print(f"bench.epilogue: {error}", file=sys.stderr)
-        return 2
+    return exit_code("bench.epilogue", _run, argv)
 
 
 def _run(argv: list[str] | None) -> int:
@@ -148,21 +135,12 @@ def _run(argv: list[str] | None) -> int:
     parser.add_argument("--clock", choices=("cuda-graph", FAKED), default="cuda-graph", help="faked: a dry run")
     parser.add_argument("--out", metavar="DIR", help="default: bench/results/<gpu>")
     args = parser.parse_args(argv)
-    for option, values in (("--m", args.m), ("--rounds", [args.rounds])):
-        for value in values:
-            arguments.whole(option, value, 1)
+    check_counts(args, "m", "rounds")
     shapes = [(m, *kn) for kn in map(parse_kn, args.kn) for m in args.m]
-    device = "cpu" if args.clock == FAKED else "cuda"
-    if device == "cuda" and not torch.cuda.is_available():
-        print("bench.epilogue: torch sees no CUDA device", file=sys.stderr)
-        return 2
+    device = device_for(args.clock)
     report = EpilogueReport(describe_environment(device, clock=args.clock))
     out = Path(args.out or Path("bench/results") / folder_name(report.environment))
-    for said in measure(shapes, device, args.clock, args.rounds, report):
-        print(f"bench.epilogue: {said}", flush=True)
-        paths = write(report, out)
-    print(markdown(report))
-    print(f"wrote {', '.join(map(str, paths))}")
+    follow("bench.epilogue", measure(shapes, device, args.clock, args.rounds, report), report, markdown, out)
     return 1 if report.failed else 0
 
 

@@ -6,12 +6,11 @@
 
 The steps: `ready` (libraries, device, a launch of every family), `tests`, `reliability`, `first` (the layers of one
 model at four batch sizes), `rows` (their kernels beside the cost model), `decoder` (whole layers of it), `epilogue`
-(what each epilogue costs), `sanitize`, `grid` (every model), `qat`, `mlp`. DIR (default: bench/results/<gpu>) holds
-the results, the state of the run
-(gpu.jsonl) and what every step printed (gpu-<step>.txt): carry it away, and back to go on with another machine of the
-same kind. A step that was done is not repeated, one that ran out of time or was killed goes
-on where it was, and one that failed is named and repeated with --again. Only pytest is needed beside the package;
-pytest-xdist makes the tests quicker.
+(what each epilogue costs), `conv` (convolutions), `sanitize`, `grid` (every model), `qat`, `mlp`. DIR (default:
+bench/results/<gpu>) holds the results, the state of the run (gpu.jsonl) and what every step printed (gpu-<step>.txt):
+carry it away, and back to go on with another machine of the same kind. A step that was done is not repeated, one that
+ran out of time or was killed goes on where it was, and one that failed is named and repeated with --again. Only pytest
+is needed beside the package; pytest-xdist makes the tests quicker.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from pyquant.report.records.bench import GemmReport
 from pyquant.report.records.record import load_record
 
 LAYERS: Final = "gemm.json"
-WHOLE: Final = ("rows", "decoder", "epilogue", "qat_step", "mlp", "mlp_end_to_end")  # of these the last folder's count
+# Of these the last folder's count.
+WHOLE: Final = ("rows", "decoder", "epilogue", "gpu_conv", "qat_step", "mlp", "mlp_end_to_end")
 
 
 def merge(folders: Sequence[Path], target: Path | None = None, *, replace: bool = False) -> Path:

@@ -35,6 +35,7 @@ WRITTEN = (
     "rows.json",
     *OF_TRANSFORMERS,
     "epilogue.json",
+    "gpu_conv.json",
     "qat_step.json",
     "mlp.json",
     "mlp_end_to_end.json",

@@ -15,7 +15,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import decoder, epilogue, rows, rows_again  # noqa: E402
+from bench import decoder, epilogue, gpu_conv, rows, rows_again  # noqa: E402
 from bench.cards import CARDS  # noqa: E402
 from pyquant import _native  # noqa: E402
 from pyquant.io.journal import Journal  # noqa: E402
@@ -167,7 +167,7 @@ def test_rows_run_to_their_end_on_a_faked_clock(tmp_path: Path, capsys: pytest.C
     assert "| scheme" in (tmp_path / "rows.md").read_text()
 
 
-@pytest.mark.parametrize("driver", [rows, decoder, epilogue])
+@pytest.mark.parametrize("driver", [rows, decoder, epilogue, gpu_conv])
 def test_without_a_gpu_the_drivers_say_so(driver: Any, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -296,6 +296,9 @@ def test_without_transformers_the_decoder_says_so(
         (epilogue, ["--m", "0"], "--m"),
         (epilogue, ["--kn", "12"], "--kn"),
         (decoder, ["--layers", "0"], "--layers"),
+        (gpu_conv, ["--batch", "8", "0"], "--batch"),
+        (gpu_conv, ["--rounds", "0"], "--rounds"),
+        (gpu_conv, ["--layer", "none such"], "none such"),
         (rows_again, ["no-such-file.json"], "no-such-file.json"),
     ],
     ids=str,

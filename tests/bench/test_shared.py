@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import platform
 import subprocess
@@ -14,8 +15,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.shared import folder_name, geometric_mean, keep_freed_memory  # noqa: E402
-from pyquant.errors import ArgumentError  # noqa: E402
+from bench.shared import (  # noqa: E402
+    check_counts,
+    device_for,
+    exit_code,
+    folder_name,
+    geometric_mean,
+    keep_freed_memory,
+    reason_of,
+)
+from pyquant.errors import ArgumentError, UnsupportedError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
 
 PROGRAM = """
@@ -60,3 +69,31 @@ def test_geometric_mean() -> None:
     for bad in ([], [1.0, 0.0]):
         with pytest.raises(ArgumentError):
             geometric_mean(bad)
+
+
+def test_counts_below_one_are_named() -> None:
+    check_counts(argparse.Namespace(m=[1, 2], rounds=1), "m", "rounds")
+    for wrong, named in ((argparse.Namespace(m=[1, 0]), "m"), (argparse.Namespace(rounds=-1), "rounds")):
+        with pytest.raises(ArgumentError, match=f"--{named}"):
+            check_counts(wrong, named)
+
+
+def test_a_reason_is_one_line() -> None:
+    assert reason_of(RuntimeError("\n first \nsecond")) == "first "
+    assert reason_of(KeyError()) == "KeyError"
+
+
+def test_without_a_gpu_only_a_dry_run_has_a_device(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(argv: list[str] | None) -> int:
+        return len(device_for(argv[0] if argv else None))
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert exit_code("bench.x", run, None) == len("cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert exit_code("bench.x", run, ["faked"]) == len("cpu")
+    assert exit_code("bench.x", run, ["cuda-graph"]) == 2
+    assert capsys.readouterr().err == "bench.x: torch sees no CUDA device\n"
+    with pytest.raises(UnsupportedError):
+        device_for(None)
