@@ -138,11 +138,11 @@ macro(pyquant_kernel_table)
 
   pyquant_family(sm80_s8s8_conv sm80_conv 80
                  "ConvSm80<Sm80S8S8, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
-  pyquant_kernel(sm80_s8s8_conv 64x64x64   32x32x64 splitk     5 smoke)
-  pyquant_kernel(sm80_s8s8_conv 64x128x64  32x64x64 splitk     5 smoke)
+  pyquant_kernel(sm80_s8s8_conv 64x64x64   32x32x64 splitk     5 full)
+  pyquant_kernel(sm80_s8s8_conv 64x128x64  32x64x64 splitk     5 full)
   pyquant_kernel(sm80_s8s8_conv 128x64x64  64x32x64 splitk     5 smoke)
-  pyquant_kernel(sm80_s8s8_conv 128x128x64 64x64x64 splitk     5 smoke)
-  pyquant_kernel(sm80_s8s8_conv 256x128x64 64x64x64 multistage 3 smoke)
+  pyquant_kernel(sm80_s8s8_conv 128x128x64 64x64x64 splitk     5 full)
+  pyquant_kernel(sm80_s8s8_conv 256x128x64 64x64x64 multistage 3 full)
 
   pyquant_family(sm80_f16 sm80 80
                  "GemmSm80<Sm80F16, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")

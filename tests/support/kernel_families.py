@@ -101,7 +101,8 @@ def decode(math: str, clusters: bool, groups: int = 0, tokens: int = 0) -> Calla
 
     def kernel(row: Row) -> str:
         m, n = tokens or row["tile"][0], row["tile"][1]
-        return rf"decode_kernel.*{math}ELi{n}ELi{m}ELi\dELNS\w*_12DecodeGroupsE{groups}ELb{int(clusters)}E"
+        own = rf"9decode256I.*{math}EE" if row["schedule"] == "decode256" else math
+        return rf"decode_kernel.*{own}ELi{n}ELi{m}ELi\dELNS\w*_12DecodeGroupsE{groups}ELb{int(clusters)}E"
 
     return kernel
 
