@@ -3,6 +3,7 @@
     python -m bench.lm MODEL_DIR TEXT_FILE                any local causal model of transformers, any text in UTF-8
     python -m bench.lm MODEL_DIR TEXT_FILE --cloze FILE   and the words that end the lines of a JSON-lines file
     python -m bench.lm --suite                            the project's own models (python -m bench.lm.train first)
+    python -m bench.lm --suite --subjects resnet mobilenet --label cnn     the project's own convolutional networks
 
 A method is `plain` (rounding), or names of improvers joined by '+', as quantize_(improve=) takes them: gptq,
 rotate_online+gptq. --recipes adds recommended recipes by their names, or recipe files. Finished cells are kept in a
@@ -25,7 +26,7 @@ from bench.lm.peers import PEERS, PeerJob, interpreters
 from bench.lm.records import INTERVAL, LmGoal, LmReport, LmRow, body, judged, markdown, recipes_table
 from bench.lm.run import Run, facts_of
 from bench.lm.subject import LmOptions, Subject, language_model
-from bench.lm.suite import LARGE, MINILM, OPTIONS, SLOW, SUBJECTS, subjects, suite_ways
+from bench.lm.suite import LARGE, OPTIONS, SLOW, STILL, SUBJECTS, USUAL, subjects, suite_ways
 from bench.lm.train import default_folder
 from bench.markers import put
 from bench.shared import folder_name
@@ -55,9 +56,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--subjects",
         nargs="+",
-        default=list(SUBJECTS),
+        default=list(USUAL),
         metavar="NAME",
-        help="of --suite; default: all: " + " ".join(SUBJECTS),
+        help=f"of --suite: {' '.join(SUBJECTS)}; default: {' '.join(USUAL)}",
     )
     add("--large", metavar="DIR", help="of --suite: where the larger model is (default: where bench.lm.train puts it)")
     add("--cloze", metavar="FILE", help='lines {"context": ..., "word": ...} or {"text": ...}')
@@ -89,6 +90,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--recipes-page",
         metavar="FILE",
         help="put what recommended recipes cost between its markers",
+    )
+    add(
+        "--label",
+        metavar="NAME",
+        help="of --suite, for some subjects: other files, lm_NAME, and markers, bench.lm NAME",
     )
     add("--quick", action="store_true", help="of --suite: little of everything, a check")
     args = parser.parse_args(argv)
@@ -148,14 +154,16 @@ def _run(args: argparse.Namespace) -> int:
     report = LmReport(describe_environment(args.device, clock=clock), rows, _goals(rows), notes)
     print(body(report))
     default = Path("bench/results") / folder_name(report.environment) if args.suite else Path("lm-out")
-    out, stem = Path(args.out) if args.out else default, "lm" if args.suite else f"lm_{Path(args.model).resolve().name}"
+    label = args.label if args.suite else Path(args.model).resolve().name
+    out, stem = Path(args.out) if args.out else default, f"lm_{label}" if label else "lm"
+    marker = f"bench.lm {args.label}" if args.label else "bench.lm"
     write_text(out / f"{stem}.md", markdown(report))
     save_record(out / f"{stem}.json", figures_of(report))
     print(f"wrote {out / stem}.md, {out / stem}.json")
     for page in args.docs:
-        put(Path(page), "bench.lm", f"{report.environment.line()}\n\n{body(report)}".replace("\n## ", "\n### "))
+        put(Path(page), marker, f"{report.environment.line()}\n\n{body(report)}".replace("\n## ", "\n### "))
     if args.recipes_page:
-        put(Path(args.recipes_page), "bench.lm", f"{report.environment.line()}\n\n{recipes_table(rows)}")
+        put(Path(args.recipes_page), marker, f"{report.environment.line()}\n\n{recipes_table(rows)}")
     return 1 if any(goal.verdict == "MISS" for goal in report.goals) else 0
 
 
@@ -182,8 +190,8 @@ def _subjects(args: argparse.Namespace, options: LmOptions) -> Any:
 
 
 def _fitting(ways: list[Way], subject: Subject) -> list[Way]:
-    """The ways that a subject can go: post-norm encoders have no residual stream that could be turned."""
-    turns = subject.name != MINILM
+    """The ways that a subject can go."""
+    turns = subject.name not in STILL
     return [way for way in ways if turns or not any(name.startswith("rotate") for name in way.improvers)]
 
 

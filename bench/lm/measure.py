@@ -69,7 +69,7 @@ class Cell:
     model's parameters and buffers."""
 
     losses: list[float]
-    hits: list[int]
+    hits: list[float]
     seconds: float
     peak_bytes: int | None
     state_bytes: int

@@ -57,11 +57,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Judgement:
-    """losses: one an item. hits: 1 or 0 for each item that can be right, possibly of another list. reference: what the
-    float model's judgement hands to that of the others (embeddings), never saved."""
+    """losses: one an item. hits: 1 or 0 for each item that can be right, possibly of another list, or between them
+    for one that was asked more than once. reference: what the float model's judgement hands to that of the others
+    (embeddings), never saved."""
 
     losses: list[float]
-    hits: list[int]
+    hits: list[float]
     reference: Any = None
 
 

@@ -1,4 +1,5 @@
-"""The project's own subjects: two byte transformers, MiniLM and a vision transformer, all without a download."""
+"""The project's own subjects: two byte transformers, MiniLM, a vision transformer and two convolutional networks, all
+without a download."""
 
 from __future__ import annotations
 
@@ -17,16 +18,19 @@ from torch import Tensor, nn
 from bench.accuracy.models import TASKS, WIDTH, ByteTransformer
 from bench.accuracy.rotated import SPECS
 from bench.accuracy.train import train_float
-from bench.lm import train
+from bench.lm import cnn, train
 from bench.lm.measure import PLAIN, Way, ways_of
 from bench.lm.subject import PERPLEXITY, Judgement, LmOptions, Subject, language_model
-from pyquant import RotatedHeads, RotationSpec, register_rotation, register_smoothing
+from pyquant import RotatedHeads, RotationSpec, fold_batch_norm_, register_rotation, register_smoothing
 from pyquant.errors import ArgumentError
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 LARGE: Final = "bytes, 8 x 384"
 MINILM: Final = "MiniLM"
+RESNET: Final = "ResNet on digits"
+MOBILENET: Final = "MobileNet on digits"
 SLOW: Final = (LARGE, MINILM)  # a minute or more for a row
+STILL: Final = (MINILM, RESNET, MOBILENET)  # no residual stream that could be turned: norms behind it, or convolutions
 OPTIONS: Final = LmOptions(windows=32, batches=8, rows=2)  # of the larger model
 
 
@@ -146,6 +150,35 @@ def _vit(large: Path | None, share: float) -> Subject:
     return Subject("ViT on digits", make, batches, judge, "cross-entropy", "image", "accuracy", alone=("embed", "head"))
 
 
+def _cnn(name: str, title: str, large: Path | None, share: float) -> Subject:
+    """What bench.lm.cnn makes, BatchNorms folded: loss and accuracy of held-out digits, four times each with noise."""
+    images, _, test, answers = cnn.digits()
+    trained = functools.cache(
+        lambda: (cnn.kept(name) if share == 1 else cnn.train(name, max(1, round(cnn.EPOCHS * share)))).state_dict()
+    )
+    generator = torch.Generator().manual_seed(1000)
+    judged = [cnn.noisy(test, generator) for _ in range(cnn.COPIES)]
+
+    def make() -> nn.Module:
+        model = cnn.NETWORKS[name]()
+        model.load_state_dict(trained())
+        return fold_batch_norm_(model.eval())
+
+    @torch.no_grad()
+    def judge(model: nn.Module, _: Any) -> Judgement:
+        logits = torch.stack([model(part) for part in judged])
+        losses = [F.cross_entropy(part, answers, reduction="none").double() for part in logits]
+        # copies of an image are no items of their own: what is said of them is said of the image
+        return Judgement(torch.stack(losses).mean(0).tolist(), (logits.argmax(2) == answers).double().mean(0).tolist())
+
+    def batches(draw: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(2000 + draw)
+        order = torch.randperm(len(images), generator=generator, device="cpu")[:256]
+        return list(cnn.noisy(images[order], generator).split(32))
+
+    return Subject(title, make, batches, judge, "cross-entropy", "image", "accuracy", alone=("head",))
+
+
 def _example(name: str) -> ModuleType:
     """A script of examples/, as a module that is made once."""
     if name not in sys.modules:
@@ -161,6 +194,8 @@ def _example(name: str) -> ModuleType:
 def suite_ways(subject: Subject) -> list[Way]:
     """The rows of a subject in the suite: what helps is tried where there is something to gain; groups as wide as the
     layers allow."""
+    if subject.name in (RESNET, MOBILENET):
+        return _cnn_ways()
     group = 128 if subject.name == LARGE else 32
     affine = f"W4A4Dynamic(group_size={group}, symmetric_inputs=False)"
     rows: dict[str, tuple[str, ...]] = {
@@ -178,10 +213,32 @@ def suite_ways(subject: Subject) -> list[Way]:
     return [way for scheme, methods in rows.items() for way in ways_of([scheme], methods, [])]
 
 
+def _cnn_ways() -> list[Way]:
+    """Of convolutions: inputs that are static as well, scales of channels as well, and what was made for them."""
+    alone = (PLAIN, "equalize", "bias_correction", "gptq", "learn_rounding")
+    rows: dict[str, tuple[str, ...]] = {
+        "W8A8Dynamic": (PLAIN, "equalize"),
+        "W8A8": (PLAIN, "equalize", "bias_correction"),
+        "W4A8Dynamic(group_size=None)": (*alone, "equalize+bias_correction", "equalize+gptq"),
+        "W4A8Dynamic(group_size=32)": (
+            *alone,
+            "equalize+bias_correction",
+            "equalize+gptq",
+            "gptq+bias_correction",
+            "learn_rounding+bias_correction",
+        ),
+        "W4A4Dynamic(group_size=32, symmetric_inputs=False)": (PLAIN, "gptq", "learn_rounding"),
+    }
+    return [way for scheme, methods in rows.items() for way in ways_of([scheme], methods, [])]
+
+
 # A new one is a line. Each is made from (folder of the larger model, share of everything).
 SUBJECTS: Final[dict[str, Callable[[Path | None, float], Subject]]] = {
     "bytes": _small,
     "bytes-large": _large,
     "minilm": _minilm,
     "vit": _vit,
+    "resnet": functools.partial(_cnn, "resnet", RESNET),
+    "mobilenet": functools.partial(_cnn, "mobilenet", MOBILENET),
 }
+USUAL: Final = ("bytes", "bytes-large", "minilm", "vit")  # where none are named
