@@ -2,15 +2,18 @@
 
 `python -m bench.cpu_conv` runs with the machine's threads (`--threads 1`: one thread, CPU time), takes about three
 minutes and writes bench/results/cpu-<model>/; exit code 1 when a layer is slower than fp32 or a bit is wrong.
+`--schemes W8A8Dynamic W4A8Dynamic` times layers of these schemes instead, without chains and goals.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -19,10 +22,12 @@ from torch import Tensor, nn
 from bench.shared import folder_name, geometric_mean
 from pyquant import QConv2d, QScheme, QTensor
 from pyquant.cli.progress import ProgressBar
-from pyquant.core.presets import W8A8, W8A8Dynamic
+from pyquant.core.presets import W8A8, W8A8Dynamic, scheme_from_name
 from pyquant.core.scheme import TensorScheme
+from pyquant.errors import PyquantError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved, using_threads
+from pyquant.nn.indivisible import fitted
 from pyquant.report.records.bench import Bar
 from pyquant.report.records.environment import Environment
 from pyquant.report.records.figures import figures_of
@@ -159,6 +164,9 @@ class ConvReport:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.cpu_conv", description=__doc__.split("\n")[0])
     parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS), help="default: all")
+    parser.add_argument(
+        "--schemes", nargs="+", metavar="S", help="dynamic presets, such as 'W4A8Dynamic(group_size=32)'"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds a layer (default: 9)")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds a layer after which rounds end (default: 1)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
@@ -166,6 +174,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.threads is not None and args.threads < 1:
         parser.error(f"--threads {args.threads}: at least 1")
+    try:
+        args.schemes = {name: scheme_from_name(name) for name in args.schemes or ()}
+    except PyquantError as error:
+        parser.error(f"--schemes: {error}")
+    if static := [name for name, scheme in args.schemes.items() if scheme.is_static]:
+        parser.error(f"--schemes {', '.join(static)}: static inputs; dynamic ones, which need no data")
     return args
 
 
@@ -177,20 +191,21 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     work = [(model, conv) for model in args.model for conv in MODELS[model]]
+    chains = () if args.schemes else CHAINS
     rows: list[ConvRow] = []
-    with ProgressBar("cpu_conv", len(work) + len(CHAINS)) as shown, torch.inference_mode():
+    with ProgressBar("cpu_conv", len(work) + len(chains)) as shown, torch.inference_mode():
         for model, conv in work:
             shown.step(f"{model} {conv.name()}")
-            rows += [row(model, conv, memory, args.rounds, args.budget) for memory in FORMATS]
-        for channels, size in CHAINS:
+            rows += [row(model, conv, memory, args.rounds, args.budget, args.schemes) for memory in FORMATS]
+        for channels, size in chains:
             shown.step(f"chain of {channels} channels")
             rows += [chain(channels, size, memory, args.rounds, args.budget) for memory in FORMATS]
     threads = torch.get_num_threads()
-    report = ConvReport(describe_environment(clock=default_clock(threads)), rows, bars_of(rows))
+    report = ConvReport(describe_environment(clock=default_clock(threads)), rows, [] if args.schemes else bars_of(rows))
     text = markdown(report)
     print(text)
     out = Path(args.out or Path("bench/results") / folder_name(report.environment))
-    name = "cpu_conv_one_thread" if threads == 1 else "cpu_conv"
+    name = f"cpu_conv{'_schemes' * bool(args.schemes)}{'_one_thread' * (threads == 1)}"
     print(
         "wrote {}, {}".format(
             write_text(out / f"{name}.md", text), save_record(out / f"{name}.json", figures_of(report))
@@ -199,11 +214,22 @@ def _run(args: argparse.Namespace) -> int:
     return 0 if all(row.exact for row in rows) and all(bar.passed for bar in report.bars) else 1
 
 
-def row(model: str, conv: Conv, memory: str, rounds: int, budget_s: float) -> ConvRow:
-    """One layer without activation: floats in and out; `codes`: int8 in and out, as inside a linked chain."""
+def row(
+    model: str,
+    conv: Conv,
+    memory: str,
+    rounds: int,
+    budget_s: float,
+    schemes: Mapping[str, QScheme] = MappingProxyType({}),
+) -> ConvRow:
+    """One layer without activation: floats in and out; `codes`: int8 in and out, as inside a linked chain.
+
+    schemes   times these instead; groups that do not divide the layer's K are one scale a channel, as in quantize_."""
     torch.manual_seed(0)
     floats = conv.module()
     x = torch.randn(1, conv.channels, conv.size, conv.size, device="cpu").to(memory_format=FORMATS[memory])
+    if schemes:
+        return _of_schemes(model, conv, memory, (floats, x), schemes, rounds, budget_s)
     dynamic, static, linked = quantised(floats).values()
     codes = codes_of(x, linked)
     floats = floats.to(memory_format=FORMATS[memory])
@@ -223,6 +249,28 @@ def quantised(floats: nn.Conv2d) -> dict[str, QConv2d]:
     scales = {DYNAMIC: {}, STATIC: {"input_scale": INPUT_SCALE}}
     scales[CODES] = {"input_scale": INPUT_SCALE, "output_scale": INPUT_SCALE}
     return {kind: QConv2d.from_float(floats, scheme, **scales[kind]) for kind, scheme in SCHEMES.items()}
+
+
+def _of_schemes(
+    model: str,
+    conv: Conv,
+    memory: str,
+    layer: tuple[nn.Conv2d, Tensor],
+    schemes: Mapping[str, QScheme],
+    rounds: int,
+    budget_s: float,
+) -> ConvRow:
+    floats, x = layer
+    layers = {}
+    for name, scheme in schemes.items():
+        fits, _ = fitted(scheme, floats, "per_channel")
+        assert fits is not None  # "skip" alone leaves layers
+        layers[name] = QConv2d.from_float(floats, fits)
+    exact = all(torch.equal(twin(x), twin.reference(x)) for twin in layers.values())
+    floats = floats.to(memory_format=FORMATS[memory])
+    runs: dict[str, Callable[[], object]] = {FP32: lambda: floats(x)}
+    runs |= {name: partial(twin, x) for name, twin in layers.items()}
+    return _timed(model, conv.name(), memory, runs, rounds, budget_s, exact)
 
 
 def chain(channels: int, size: int, memory: str, rounds: int, budget_s: float) -> ConvRow:
@@ -299,9 +347,10 @@ def bars_of(rows: Sequence[ConvRow]) -> list[Bar]:
 
 def markdown(report: ConvReport) -> str:
     """The table, with the machine and the bars."""
-    kinds = (DYNAMIC, STATIC, CODES)
+    kinds = list(dict.fromkeys(kind for row in report.rows for kind in row.ratio))
     lines = ["# Convolutions", "", report.environment.line(), ""]
-    lines += ["| model | layer | memory | fp32 us | " + " | ".join(kinds) + " | exact |", "|---" * 8 + "|"]
+    lines += ["| model | layer | memory | fp32 us | " + " | ".join(kinds) + " | exact |"]
+    lines += ["|---" * (len(kinds) + 5) + "|"]
     for row in report.rows:
         cells = [row.model, row.layer, row.memory, f"{row.us[FP32]:.0f}"]
         cells += [f"{row.us[k]:.0f} ({row.ratio[k]:.2f}x)" if k in row.us else "" for k in kinds]
@@ -310,11 +359,25 @@ def markdown(report: ConvReport) -> str:
         "",
         "Microseconds a call, one image; in brackets how many times as fast as fp32.",
         "",
+        *means(report.rows),
     ]
     for bar in report.bars:
         verdict = "PASS" if bar.passed else "MISS"
         lines.append(f"- {verdict}: {bar.name}: {bar.measured:.2f} (goal {bar.direction} {bar.goal:g})")
     return "\n".join([*lines, "", f"Command: `{report.environment.command}`", ""])
+
+
+def means(rows: Sequence[ConvRow]) -> list[str]:
+    """Geometric means, a line for each model, memory format and kind of layer: depthwise ones apart from others."""
+    found: dict[tuple[str, str], list[ConvRow]] = {}
+    for row in rows:
+        model = f"{row.model}, depthwise" if row.layer.endswith("depthwise") else row.model
+        found.setdefault((model, row.memory), []).append(row)
+    told = []
+    for (model, memory), members in found.items():
+        ratios = {kind: geometric_mean([row.ratio[kind] for row in members]) for kind in members[0].ratio}
+        told.append(f"- {model}, {memory}: " + ", ".join(f"{kind} {ratio:.2f}x" for kind, ratio in ratios.items()))
+    return [*told, ""]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ class Way:
 
     label    of the row.
     needs_data   whether there must be calibration data.
-    varies       whether a draw of the data makes another model of it: rotations only look whether outputs stay.
+    varies       whether a draw of the data makes another model of it: rotations and equalisation only look whether
+                 outputs stay.
     """
 
     scheme: str
@@ -59,7 +60,7 @@ class Way:
             if self.recipe is None
             else replace(self, recipe=replace(self.recipe, improve=()))
         )
-        return not set(self.improvers) <= {"rotate", "rotate_online"} or plain.needs_data
+        return not set(self.improvers) <= {"rotate", "rotate_online", "equalize"} or plain.needs_data
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class LmRow:
     value      perplexity, or the mean loss.
     rise       mean of the paired differences of the losses from the float model's; half: of its 95 % interval;
                lowest, highest: means of single draws.
-    right      share of hits, None where there are none.
+    right      share of hits, None where there are none; right_rise, right_half: as rise and half, of the hits.
     seconds, peak_mb   of quantising, means of the draws; state_mb: of parameters and buffers.
     note       of a rival: its version, or why there are no figures.
     """
@@ -50,6 +50,8 @@ class LmRow:
     peak_mb: float | None = None
     state_mb: float | None = None
     note: str = ""
+    right_rise: float | None = None
+    right_half: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,11 @@ def row_of(subject: Subject, scheme: str, method: str, cells: Sequence[Cell], fl
     """The statistics of one way. cells: one a draw."""
     means = [fmean(cell.losses) for cell in cells]
     base = fmean(floats.losses)
-    differences = [
-        fmean(losses) - of for *losses, of in zip(*(cell.losses for cell in cells), floats.losses, strict=True)
-    ]
-    rise, half = interval(differences)
+    rise, half = interval(_paired([cell.losses for cell in cells], floats.losses))
     value = fmean(means)
     memory = [cell.peak_bytes for cell in cells if cell.peak_bytes is not None]
-    hits = [fmean(cell.hits) for cell in cells if cell.hits]
+    hits = [cell.hits for cell in cells if cell.hits]
+    right_rise, right_half = interval(_paired(hits, floats.hits)) if hits else (None, None)
     return LmRow(
         subject.name,
         subject.measure,
@@ -99,12 +99,19 @@ def row_of(subject: Subject, scheme: str, method: str, cells: Sequence[Cell], fl
         half,
         min(means) - base,
         max(means) - base,
-        fmean(hits) if hits else None,
+        fmean(map(fmean, hits)) if hits else None,
         fmean(cell.seconds for cell in cells),
         fmean(memory) / 1e6 if memory else None,
         cells[0].state_bytes / 1e6,
         note,
+        right_rise,
+        right_half,
     )
+
+
+def _paired(draws: Sequence[Sequence[float]], floats: Sequence[float]) -> list[float]:
+    """Item by item, the mean of the draws minus the float model's."""
+    return [fmean(items) - of for *items, of in zip(*draws, floats, strict=True)]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -181,20 +188,24 @@ def rows_table(rows: Sequence[LmRow]) -> str:
     measure = rows[0].measure
     is_lm, has_hits = measure == PERPLEXITY, any(row.right is not None for row in rows)
     rise = "rise, %" if is_lm else "rise"
-    header = ["", measure, f"{rise} (95 %)", "draws", *(["right, %"] if has_hits else []), "s", "peak, MB", "model, MB"]
+    right = ["right, %", "points (95 %)"] if has_hits else []
+    header = ["", measure, f"{rise} (95 %)", "draws", *right, "s", "peak, MB", "model, MB"]
     return table(header, [_cells(row, is_lm, has_hits) for row in rows])
 
 
 def recipes_table(rows: Sequence[LmRow]) -> str:
     """What each recommended recipe costs: the rows that its scheme, ranges and improvers are, one a subject."""
+    of = [
+        (name, row) for name in NAMES for row in rows if row.value is not None and _is_of(recommended(name), name, row)
+    ]
+    is_lm, has_hits = any(row.measure == PERPLEXITY for _, row in of), all(row.right is not None for _, row in of)
     found = []
-    for name in NAMES:
-        recipe = recommended(name)
-        for row in rows:
-            if row.value is not None and _is_of(recipe, name, row):
-                *cells, model = _cells(row, row.measure == PERPLEXITY, False)
-                found.append([f"`{name}`", row.subject, row.measure, cells[2], cells[3], cells[4], model])
-    return table(["recipe", "model", "measure", "rise, % of perplexity", "draws", "s", "model, MB"], found)
+    for name, row in of:
+        *cells, model = _cells(row, row.measure == PERPLEXITY, False)
+        right = [_points(row)] if has_hits else []
+        found.append([f"`{name}`", row.subject, row.measure, cells[2], cells[3], *right, cells[4], model])
+    rise, right = "rise, % of perplexity" if is_lm else "rise", ["accuracy, points"] if has_hits else []
+    return table(["recipe", "model", "measure", rise, "draws", *right, "s", "model, MB"], found)
 
 
 def _is_of(recipe: Recipe, name: str, row: LmRow) -> bool:
@@ -207,15 +218,22 @@ def _cells(row: LmRow, is_lm: bool, has_hits: bool) -> list[str]:
     label = ", ".join(part for part in (row.scheme, row.method) if part)
     label += f" ({row.note})" if row.note and row.value is not None else ""
     if row.value is None:
-        return [label, row.note, *[""] * (6 if has_hits else 5)]
+        return [label, row.note, *[""] * (7 if has_hits else 5)]
     unit = _percent if is_lm else (lambda nats: nats or 0.0)
     digits = 2 if is_lm else 5
     is_float = row.method == FLOAT_ROW
     half = (unit((row.rise or 0) + (row.half or 0)) - unit(row.rise)) if row.half is not None else math.inf
     around = f" ± {half:.{digits}f}" if math.isfinite(half) else ""
     spread = f"{unit(row.lowest):.{digits}f} to {unit(row.highest):.{digits}f}" if row.draws > 1 else "one"
-    right = "" if row.right is None else f"{100 * row.right:.2f}"
+    right = ["" if row.right is None else f"{100 * row.right:.2f}", "" if is_float else _points(row)]
     costs = ["", "", ""] if is_float else [f"{unit(row.rise):.{digits}f}{around}", spread, f"{row.seconds:.1f}"]
     peak = "" if is_float or row.peak_mb is None else f"{row.peak_mb:.0f}"
     value = f"{row.value:.4f}" if is_lm else f"{row.value:.5f}"
-    return [label, value, *costs[:2], *([right] if has_hits else []), costs[2], peak, f"{row.state_mb:.2f}"]
+    return [label, value, *costs[:2], *(right if has_hits else []), costs[2], peak, f"{row.state_mb:.2f}"]
+
+
+def _points(row: LmRow) -> str:
+    """How many more in a hundred are right than the float model has."""
+    if row.right_rise is None or row.right_half is None:
+        return ""
+    return f"{100 * row.right_rise:.2f} ± {100 * row.right_half:.2f}"

@@ -33,3 +33,24 @@ def test_a_layer_and_a_chain_are_exact(memory: str) -> None:
     assert chain.exact
     assert set(layer.ratio) == {cpu_conv.DYNAMIC, cpu_conv.STATIC, cpu_conv.CODES}
     assert set(chain.ratio) == {cpu_conv.DYNAMIC, cpu_conv.CODES}
+
+
+def test_layers_of_given_schemes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convs = (cpu_conv.Conv(32, 4, 1, 1, 3), cpu_conv.depthwise(6, 3, 1, 5))
+    monkeypatch.setitem(cpu_conv.MODELS, "MobileNetV3", convs)
+    schemes = ["W8A8Dynamic", "W4A8Dynamic(group_size=32)"]  # the 9 weights of a depthwise layer are no group of 32
+    words = ["--model", "MobileNetV3", "--rounds", "1", "--budget", "0", "--threads", "1", "--out", str(tmp_path)]
+    assert cpu_conv.main([*words, "--schemes", *schemes]) == 0
+    text = (tmp_path / "cpu_conv_schemes_one_thread.md").read_text()
+    assert text.count("| yes |") == 4
+    assert "| fp32 us | W8A8Dynamic | W4A8Dynamic(group_size=32) | exact |" in text
+    assert "chain" not in text
+    assert "- MobileNetV3, depthwise, channels_last: W8A8Dynamic " in text
+    for wrong in ("W8A8", "W9A9"):
+        with pytest.raises(SystemExit):
+            cpu_conv.main([*words, "--schemes", wrong])
+
+
+def test_means_are_of_one_kind_of_layer() -> None:
+    rows = [row("ResNet-18", 2.0), row("ResNet-18", 8.0)]
+    assert cpu_conv.means(rows) == ["- ResNet-18, channels_last: dynamic 4.00x, static 4.00x, codes 4.00x", ""]

