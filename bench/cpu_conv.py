@@ -360,6 +360,7 @@ def markdown(report: ConvReport) -> str:
         "Microseconds a call, one image; in brackets how many times as fast as fp32.",
         "",
         *means(report.rows),
+        *([""] if report.bars else []),
     ]
     for bar in report.bars:
         verdict = "PASS" if bar.passed else "MISS"
@@ -377,7 +378,7 @@ def means(rows: Sequence[ConvRow]) -> list[str]:
     for (model, memory), members in found.items():
         ratios = {kind: geometric_mean([row.ratio[kind] for row in members]) for kind in members[0].ratio}
         told.append(f"- {model}, {memory}: " + ", ".join(f"{kind} {ratio:.2f}x" for kind, ratio in ratios.items()))
-    return [*told, ""]
+    return told
 
 
 if __name__ == "__main__":

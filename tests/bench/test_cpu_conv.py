@@ -53,4 +53,4 @@ def test_layers_of_given_schemes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_means_are_of_one_kind_of_layer() -> None:
     rows = [row("ResNet-18", 2.0), row("ResNet-18", 8.0)]
-    assert cpu_conv.means(rows) == ["- ResNet-18, channels_last: dynamic 4.00x, static 4.00x, codes 4.00x", ""]
+    assert cpu_conv.means(rows) == ["- ResNet-18, channels_last: dynamic 4.00x, static 4.00x, codes 4.00x"]
