@@ -16,7 +16,11 @@ from pyquant.report.records.environment import Environment
 from pyquant.report.render import bullets, page, section, table
 
 FLOAT_ROW: Final = "float"
-_KINDS: Final = {"MiniLM": "encoder", "ViT on digits": "vision"}  # others are language models
+_KINDS: Final = {  # of recipes, for a subject; others are language models
+    "MiniLM": ("encoder",),
+    "ViT on digits": ("vision",),
+    **dict.fromkeys(("ResNet on digits", "MobileNet on digits"), ("vision", "cnn")),  # what cnn-* has no name for
+}
 INTERVAL: Final = (
     "±: 95 % interval by Student's t over the paired items (windows, sentences, images) of the mean of all draws; it "
     "says nothing of other texts. Draws: the lowest and highest mean of a draw of calibration data"
@@ -209,7 +213,7 @@ def recipes_table(rows: Sequence[LmRow]) -> str:
 
 
 def _is_of(recipe: Recipe, name: str, row: LmRow) -> bool:
-    if not row.scheme or name.partition("-")[0] != _KINDS.get(row.subject, "llm"):
+    if not row.scheme or name.partition("-")[0] not in _KINDS.get(row.subject, ("llm",)):
         return row.method == name
     return scheme_from_name(row.scheme) == recipe.default_scheme() and row.method == ("+".join(recipe.improve) or PLAIN)
 

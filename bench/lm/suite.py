@@ -21,7 +21,7 @@ from bench.accuracy.train import train_float
 from bench.lm import cnn, train
 from bench.lm.measure import PLAIN, Way, ways_of
 from bench.lm.subject import PERPLEXITY, Judgement, LmOptions, Subject, language_model
-from pyquant import RotatedHeads, RotationSpec, fold_batch_norm_, register_rotation, register_smoothing
+from pyquant import Recipe, RotatedHeads, RotationSpec, fold_batch_norm_, register_rotation, register_smoothing
 from pyquant.errors import ArgumentError
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -195,7 +195,7 @@ def suite_ways(subject: Subject) -> list[Way]:
     """The rows of a subject in the suite: what helps is tried where there is something to gain; groups as wide as the
     layers allow."""
     if subject.name in (RESNET, MOBILENET):
-        return _cnn_ways()
+        return _cnn_ways() + ([_depthwise_in_8_bits()] if subject.name == MOBILENET else [])
     group = 128 if subject.name == LARGE else 32
     affine = f"W4A4Dynamic(group_size={group}, symmetric_inputs=False)"
     rows: dict[str, tuple[str, ...]] = {
@@ -224,6 +224,14 @@ def _cnn_ways() -> list[Way]:
         "W4A4Dynamic(group_size=32, symmetric_inputs=False)": (PLAIN, "gptq"),
     }
     return [way for scheme, methods in rows.items() for way in ways_of([scheme], methods, [])]
+
+
+def _depthwise_in_8_bits() -> Way:
+    """What the 9 weights of a depthwise channel and of the stem lose: 4 bits everywhere else, rounded."""
+    layers = dict.fromkeys(("stem.0", r"re:blocks\.\d+\.body\.3"), "W8A8Dynamic")
+    scheme = "W4A8Dynamic(group_size=None)"
+    recipe = Recipe.from_dict({"default": scheme, "layers": layers, "heads": False})
+    return Way("", f"{scheme}, 3 x 3 in W8A8Dynamic, plain", recipe)
 
 
 # A new one is a line. Each is made from (folder of the larger model, share of everything).

@@ -24,6 +24,7 @@ _RECIPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "encoder-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": 32}, "improve": ["gptq"]},
     "vision-w8a8": {"default": "W8A8Dynamic"},
     "vision-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": 32}},
+    "cnn-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": None}, "improve": ["gptq"]},
 }
 NAMES: Final = tuple(_RECIPES)
 

@@ -387,6 +387,30 @@ def test_what_recipes_cost_is_the_row_that_they_are() -> None:
     assert "1.01 ± 0.10" in table[1]
 
 
+def test_what_recipes_cost_convolutions_and_how_many_are_right() -> None:
+    def row(subject: str, scheme: str, method: str) -> records.LmRow:
+        told = (1.0, 0.25, 0.5, 0.2, 0.3, 0.9, 1.0, 1.0, 2.0)
+        return records.LmRow(subject, "cross-entropy", scheme, method, 3, *told, right_rise=-0.01, right_half=0.02)
+
+    rows = [
+        row(suite.RESNET, "W8A8Dynamic", "plain"),
+        row(suite.MOBILENET, "W4A8Dynamic(group_size=None)", "gptq"),
+        row(suite.MOBILENET, "W4A8Dynamic(group_size=32)", "plain"),
+        row(suite.MOBILENET, "W4A8Dynamic(group_size=32)", "gptq"),  # encoder-w4a8, which is not for them
+    ]
+    header, _, *table = records.recipes_table(rows).splitlines()
+    assert [cell.strip() for cell in header.strip("|").split("|")] == [
+        *("recipe", "model", "measure", "rise", "draws", "accuracy, points", "s", "model, MB")
+    ]
+    told = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert [line[:2] for line in told] == [
+        ["`vision-w8a8`", suite.RESNET],
+        ["`vision-w4a8`", suite.MOBILENET],
+        ["`cnn-w4a8`", suite.MOBILENET],
+    ]
+    assert told[0][3:7] == ["0.25000 ± 0.50000", "0.20000 to 0.30000", "-1.00 ± 2.00", "1.0"]
+
+
 def test_every_subject_and_goal_is_on_the_page() -> None:
     page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
     for name, _, limit in driver.GOALS:

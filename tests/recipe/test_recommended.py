@@ -67,4 +67,4 @@ def test_a_copy_does_not_change_the_next_one() -> None:
 
 def test_the_page_names_every_one() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"`((?:llm|encoder|vision)-w\d+a\d+)`", page)) == set(NAMES)
+    assert set(re.findall(r"`((?:llm|encoder|vision|cnn)-w\d+a\d+)`", page)) == set(NAMES)
