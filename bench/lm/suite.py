@@ -215,13 +215,12 @@ def suite_ways(subject: Subject) -> list[Way]:
 
 def _cnn_ways() -> list[Way]:
     """Of convolutions: inputs that are static as well, scales of channels as well, and what was made for them."""
-    both = (PLAIN, "equalize", "bias_correction", "equalize+bias_correction", "gptq", "equalize+gptq", "learn_rounding")
+    both = (PLAIN, "equalize", "bias_correction", "gptq")
     rows: dict[str, tuple[str, ...]] = {
         "W8A8Dynamic": (PLAIN, "equalize"),
         "W8A8": (PLAIN, "equalize"),
-        "W4A8Dynamic(group_size=None)": both,
-        "W4A8Dynamic(group_size=32)": (*both, "gptq+bias_correction"),
-        "W4A4Dynamic(group_size=32, symmetric_inputs=False)": (PLAIN, "gptq"),
+        "W4A8Dynamic(group_size=None)": (*both, "equalize+gptq"),
+        "W4A8Dynamic(group_size=32)": both,
     }
     return [way for scheme, methods in rows.items() for way in ways_of([scheme], methods, [])]
 
