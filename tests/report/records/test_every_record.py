@@ -47,6 +47,7 @@ OTHER_WRITERS = {
     "pyquant/report/trade_off_html.py": "the page that it is written into",
     "pyquant/report/records/record.py": "load_record",
     "bench/gpu/resume.py": "itself; which steps are done",
+    "bench/lm/cnn.py": "itself; how a network in the cache was trained",
     "bench/lm/peers.py": "itself; messages between it and a rival's process",
     "bench/lm/run.py": "itself; digests and options that tell whether a journal is of the same run",
     "bench/lm/train.py": "itself, of a training that goes on; cloze lines for bench.lm",
