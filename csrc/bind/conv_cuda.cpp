@@ -121,10 +121,10 @@ Tensor qconv2d_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   const ImageRows image = rows_of(w, images, y);
   if (!w.is_pointwise()) p.image = image;
   const int64_t codes = y[0] * w.room(0, images.height) * w.room(1, images.width) * images.channels;
-  if (!is_ready) o.x = nullptr;  // new memory, on a boundary of 256 bytes
+  if (!is_ready) o.x = nullptr;         // new memory, on a boundary of 256 bytes
   const bool in_groups = w.groups > 1;  // one kernel for all of them
-  const Route route = in_groups ? Route{Form::given, nullptr, p}
-                                : route_of(w.is_pointwise() ? Entry::linear : Entry::conv, p, o, on);
+  const Route route =
+      in_groups ? Route{Form::given, nullptr, p} : route_of(w.is_pointwise() ? Entry::linear : Entry::conv, p, o, on);
 
   Parts parts;
   if (!is_ready) parts.codes = parts.memory.add(codes);
@@ -149,8 +149,7 @@ Tensor qconv2d_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   }
   if (rewrites) {
     auto* patches = parts.memory.at<int8_t>(parts.patches);
-    cuda::gather_patches(static_cast<const int8_t*>(o.x), image, m, s.k, patches, route.problem.ldx,
-                         on.context);
+    cuda::gather_patches(static_cast<const int8_t*>(o.x), image, m, s.k, patches, route.problem.ldx, on.context);
     o.x = patches;
   }
   align(&p, o);

@@ -37,8 +37,8 @@ void gather_patches(const int8_t* images, const ImageRows& rows, int64_t m, int6
                     const Context& context);
 
 // A convolution whose output channels are divided into groups, each of which reads channels of its own: problem.k and
-// problem.image.channels are those of one group, whose first channel lies so many codes behind that of the group before.
-// Any s8 or s4 weights in natural order, any group scales and steps; f32, f16, bf16 or s8 out.
+// problem.image.channels are those of one group, whose first channel lies so many codes behind that of the group
+// before. Any s8 or s4 weights in natural order, any group scales and steps; f32, f16, bf16 or s8 out.
 void grouped_conv(const GemmProblem& problem, int64_t groups, const GemmOperands& operands, const Epilogue& epilogue,
                   const Context& context);
 

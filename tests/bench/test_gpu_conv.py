@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from cuda_ops import cuda_ops
-from images import image_rows
 from launches import counted
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from pyquant.core.patches import Patches  # noqa: E402
 from pyquant.errors import UnsupportedError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
 from pyquant.ops import layer_time  # noqa: E402
+from pyquant.ops.plan import image_rows  # noqa: E402
 from pyquant.report.records.figures import Figures  # noqa: E402
 from pyquant.report.records.record import load_record  # noqa: E402
 

@@ -10,14 +10,15 @@ namespace pyquant::cuda {
 template <int kAhead>
 __device__ __forceinline__ void load_streamed(uint4& v, const void* from, bool there) {
   static_assert(kAhead == 0 || kAhead == 256, "");
-#define PYQUANT_LOAD(HINT)                                                             \
-  asm volatile(                                                                        \
-      "{\n"                                                                            \
-      ".reg .pred there;\n"                                                            \
-      "setp.ne.b32 there, %5, 0;\n"                                                    \
-      "@there ld.global.nc.L1::no_allocate" HINT ".v4.u32 {%0, %1, %2, %3}, [%4];\n"    \
-      "}\n"                                                                            \
-      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)                                     \
+#define PYQUANT_LOAD(HINT)                         \
+  asm volatile(                                    \
+      "{\n"                                        \
+      ".reg .pred there;\n"                        \
+      "setp.ne.b32 there, %5, 0;\n"                \
+      "@there ld.global.nc.L1::no_allocate" HINT   \
+      ".v4.u32 {%0, %1, %2, %3}, [%4];\n"          \
+      "}\n"                                        \
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) \
       : "l"(from), "r"(static_cast<int32_t>(there)))
   if constexpr (kAhead == 256)
     PYQUANT_LOAD(".L2::256B");

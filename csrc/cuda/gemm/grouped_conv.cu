@@ -64,9 +64,8 @@ __device__ __forceinline__ void load_quad(const GroupedConv& o, const int32_t* p
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
       const int8_t* at = row + first[i];
-      x[i] = i > 0 && first[i] == first[i - 1]
-                 ? x[i - 1]
-                 : word_of(at + place[0], at + place[1], at + place[2], at + place[3]);
+      x[i] = i > 0 && first[i] == first[i - 1] ? x[i - 1]
+                                               : word_of(at + place[0], at + place[1], at + place[2], at + place[3]);
     }
   }
 }

@@ -153,8 +153,9 @@ void ConvSm80<Types, Schedule, Tile, Warp, Stages>::run(const GemmCall& call) {
   shape.grid.x = static_cast<unsigned>(tiles_m * tiles_n);
   shape.block = dim3(kThreads);
   shape.shared_bytes = static_cast<int>(sizeof(SharedStorage));
-  const ImagePieces80 images{static_cast<const char*>(call.operands.x), ImageWalk<uint32_t, ImagePieces80::kPiece>(p.image),
-                             static_cast<int32_t>(p.m), static_cast<int32_t>(p.k)};
+  const ImagePieces80 images{static_cast<const char*>(call.operands.x),
+                             ImageWalk<uint32_t, ImagePieces80::kPiece>(p.image), static_cast<int32_t>(p.m),
+                             static_cast<int32_t>(p.k)};
   const Params params{images,
                       typename Mma::IteratorB::Layout(p.ldw),
                       static_cast<typename Mma::IteratorB::Pointer>(const_cast<void*>(call.operands.w)),

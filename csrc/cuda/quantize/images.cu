@@ -342,8 +342,8 @@ void gather_patches(const int8_t* images, const ImageRows& rows, int64_t m, int6
                     static_cast<unsigned>(lines < kMostBatch ? lines : kMostBatch));
   shape.overlaps = true;
   const auto start = [&](auto kernel_of) {
-    launch<kernel_of()>("gather_patches", shape, context, images, ImageWalk<int64_t, 1>(rows), m, static_cast<int>(k), q,
-                        ldq);
+    launch<kernel_of()>("gather_patches", shape, context, images, ImageWalk<int64_t, 1>(rows), m, static_cast<int>(k),
+                        q, ldq);
   };
   if (pieces)
     start([] { return &gather_patches_kernel<true>; });
