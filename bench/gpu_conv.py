@@ -1,4 +1,4 @@
-"""QConv2d on a GPU beside torch's own convolution in bf16: the layers of ResNet-18, ResNet-50 and MobileNetV3.
+"""QConv2d on a GPU beside torch's own convolution in bf16: the layers of ResNet, ResNeXt and MobileNetV3.
 
     python -m bench.gpu_conv [--model NAME ...] [--layer TEXT ...] [--batch B ...] [--channels-first] [--clock faked]
         [--out DIR]
@@ -43,10 +43,7 @@ BF16, NO_BIAS = "bf16", "bf16 without bias"
 KINDS: Final = (DYNAMIC, STATIC, CODES)
 LAST, FIRST = "channels_last", "channels first"
 BATCHES: Final = (1, 8, 64)
-# No kernel of a GPU multiplies in groups yet.
-LAYERS: Final = {
-    name: tuple(conv for conv in MODELS[name] if conv.groups == 1) for name in ("ResNet-18", "ResNet-50", "MobileNetV3")
-}
+IN_GROUPS: Final = ("given", "grouped_conv")  # one kernel, whatever the groups are
 Run = Callable[[], Any]
 _LEGEND: Final = (
     f"Below, microseconds a call; in brackets how many times as fast as {BF16}. MiB: memory besides the operands, the "
@@ -111,7 +108,7 @@ def candidates(
 
     last = repeated(x).to(device, memory_format=torch.channels_last)
     own = floats.to(device, torch.bfloat16, memory_format=torch.channels_last)
-    bare = partial(F.conv2d, last, own.weight, None, own.stride, own.padding)
+    bare = partial(F.conv2d, last, own.weight, None, own.stride, own.padding, groups=conv.groups)
     runs: dict[str, Run] = {BF16: partial(own, last), NO_BIAS: bare}
     wanted: dict[str, Tensor] = {}
     for kind, layer in layers.items():
@@ -140,14 +137,13 @@ def problem_of(conv: Conv, batch: int, scheme: QScheme, out_dtype: torch.dtype) 
     if conv.kernel == conv.stride == 1:
         return "linear", problem
     full = conv.size + 2 * (conv.kernel // 2)
-    line = full * conv.channels
-    image = {"channels": conv.channels, "taps": conv.kernel, "out_height": height, "out_width": width}
-    image |= {"image_step": full * line, "window_step": [conv.stride * line, conv.stride * conv.channels]}
-    return "conv", problem | {"image": image | {"tap_step": [line, conv.channels]}}
+    return "conv", problem | {"image": plan.image_rows(window, full, full, conv.channels)}
 
 
 def routes(conv: Conv, batch: int, chip: Mapping[str, Any], *, only_compiled: bool) -> dict[str, tuple[str, str]]:
     """(form, name of the row) that the plan takes on a chip for each kind; only_compiled: of this build's rows."""
+    if conv.groups > 1:
+        return dict.fromkeys(SCHEMES, IN_GROUPS)
     found = {}
     for kind, scheme in SCHEMES.items():
         entry, problem = problem_of(conv, batch, scheme, torch.int8 if kind == CODES else torch.bfloat16)
@@ -278,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_conv", description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--model", nargs="+", choices=[*LAYERS], default=[*LAYERS], metavar="NAME", help=f"of: {', '.join(LAYERS)}")
+    add("--model", nargs="+", choices=[*MODELS], default=[*MODELS], metavar="NAME", help=f"of: {', '.join(MODELS)}")
     add("--layer", nargs="+", metavar="TEXT", help="only layers whose names hold one of these, such as 3x3/2")
     add("--batch", nargs="+", type=int, default=list(BATCHES), metavar="B", help=f"default: {BATCHES}")
     add("--channels-first", action="store_true", help="also images that lie channels first")
@@ -287,7 +283,7 @@ def _run(argv: list[str] | None) -> int:
     add("--out", metavar="DIR", help="default: bench/results/<gpu>")
     args = parser.parse_args(argv)
     check_counts(args, "batch", "rounds")
-    work = [(model, conv) for model in args.model for conv in LAYERS[model]]
+    work = [(model, conv) for model in args.model for conv in MODELS[model]]
     if args.layer:
         work = [(model, conv) for model, conv in work if any(text in conv.name() for text in args.layer)]
     if not work:

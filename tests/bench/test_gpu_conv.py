@@ -37,7 +37,7 @@ POINT = Conv(32, 16, 1, 1, 5)
 @pytest.fixture
 def layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small layers instead of three models."""
-    monkeypatch.setattr(gpu_conv, "LAYERS", {"a net": (SMALL, POINT)})
+    monkeypatch.setattr(gpu_conv, "MODELS", {"a net": (SMALL, POINT)})
 
 
 def words(out: Path, *more: str) -> list[str]:
@@ -48,13 +48,13 @@ def read(out: Path) -> Figures:
     return load_record(out / "gpu_conv.json", Figures, faked=True)
 
 
-def test_layers_without_groups_are_those_of_three_models() -> None:
-    assert {name: len(convs) for name, convs in gpu_conv.LAYERS.items()} == {
+def test_layers_are_those_of_four_models_in_groups_or_not() -> None:
+    assert {name: len(convs) for name, convs in gpu_conv.MODELS.items()} == {
         "ResNet-18": 9,
         "ResNet-50": 12,
-        "MobileNetV3": 12,
+        "ResNeXt-50": 7,
+        "MobileNetV3": 24,
     }
-    assert all(conv.groups == 1 for convs in gpu_conv.LAYERS.values() for conv in convs)
 
 
 def test_every_layer_batch_and_memory_format_is_a_row(layers: None, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_plan_is_asked_about_the_padded_images(conv: Conv) -> None:
         assert problem["x_align"] == max(p for p in (1, 2, 4, 8, 16) if conv.channels % p == 0)
         assert entry == ("linear" if conv.kernel == conv.stride == 1 else "conv")
         full = conv.size + 2 * (conv.kernel // 2)
-        image = image_rows(replace(window, padding=(0, 0, 0, 0)), full, full, conv.channels)
+        image = image_rows(window, full, full, conv.channels)
         assert problem.get("image") == (image if entry == "conv" else None)
 
 
@@ -265,7 +265,7 @@ def test_each_kind_is_asked_about_with_its_scales_and_its_output(monkeypatch: py
     assert [problem["has_zero_point"] for problem in asked] == [False, True, True]
 
 
-@pytest.mark.parametrize("conv", CASES, ids=Conv.name)
+@pytest.mark.parametrize("conv", [*CASES, Conv(16, 16, 3, 1, 5, 16), Conv(32, 64, 3, 2, 5, 4)], ids=Conv.name)
 def test_the_named_kernel_is_the_one_that_runs(conv: Conv) -> None:
     device = cuda_ops()
     if isinstance(device, str) or not device.is_simulator:
@@ -276,6 +276,10 @@ def test_the_named_kernel_is_the_one_that_runs(conv: Conv) -> None:
     for kind, layer in quantised(conv.module()).items():
         kernels = _launched(device, conv, kind, layer, codes_of(x, layer).data if kind == CODES else x)
         form, name = found[kind]
+        if conv.groups > 1:
+            assert (form, name) == gpu_conv.IN_GROUPS
+            assert "grouped_conv" in kernels
+            continue
         assert ("gather_patches" in kernels) == (form != "given"), (form, kernels)
         m, n, k = tiles[name]
         is_decode = name.startswith("gemm_decode")
