@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fresh import python
-from onnx_files import run
+from onnx_files import needs_vnni, run
 from torch import Tensor, nn
 
 import pyquant
@@ -96,6 +96,7 @@ def test_nan_and_infinity_stay_in_their_rows(tmp_path: Path, symmetric: bool) ->
 
 
 @needs_packages
+@needs_vnni
 def test_static_layers_become_qgemm(tmp_path: Path) -> None:
     """Codes may differ by one where x / scale is a tie, and by the range's last code: runtimes count from -128."""
     model = nn.Sequential(
@@ -124,6 +125,7 @@ def test_a_bias_that_is_no_int32_is_added_in_floating_point(tmp_path: Path) -> N
 
 
 @needs_packages
+@needs_vnni
 def test_codes_between_layers_are_codes_in_onnxruntime_too(tmp_path: Path) -> None:
     first = linear(64, 32, W8A8()).with_outputs(pyquant.TensorScheme(), torch.tensor([0.05]))
     model = nn.Sequential(Quantize(0.03), first, linear(32, 8, W8A8(), input_scale=0.05)).eval()

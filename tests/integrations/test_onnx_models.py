@@ -294,6 +294,7 @@ class Added(nn.Module):
         return self.last(self.add(x, x))
 
 
+@onnx_files.needs_vnni
 def test_a_sum_is_added_before_it_becomes_codes(tmp_path: Path) -> None:
     """The layer rounds the sum to codes, not its own result before the sum."""
     model, data = Added(), [torch.randn(64, 16) * 3]
@@ -306,6 +307,7 @@ def test_a_sum_is_added_before_it_becomes_codes(tmp_path: Path) -> None:
     assert all(row.runs_as == "integer" for row in report.layers)
 
 
+@onnx_files.needs_vnni
 @pytest.mark.parametrize(
     ("activation", "fuse"), [(nn.ReLU, False), (nn.ReLU, True), (nn.ReLU6, False), (nn.Sigmoid, False)], ids=str
 )

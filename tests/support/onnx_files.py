@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
+
+_CPU = Path("/proc/cpuinfo")
+HAS_VNNI = _CPU.exists() and any(flag in _CPU.read_text() for flag in ("avx512_vnni", "avx_vnni", "amx_int8"))
+needs_vnni = pytest.mark.skipif(
+    not HAS_VNNI, reason="without VNNI onnxruntime's sums of unsigned by signed codes saturate (docs/onnx.md)"
+)
 
 
 def run(path: Path, *inputs: Tensor) -> list[Tensor]:
