@@ -627,7 +627,8 @@ function(pyquant_cuda_kernels result)
                        csrc/cuda/quantize/fake_gradients.cu csrc/cuda/quantize/fake_quantize.cu
                        csrc/cuda/quantize/gate.cu csrc/cuda/quantize/given.cu csrc/cuda/quantize/groups.cu
                        csrc/cuda/quantize/hadamard.cu csrc/cuda/quantize/images.cu
-                       csrc/cuda/quantize/norm.cu csrc/cuda/quantize/parts.cu csrc/cuda/quantize/per_token.cu
+                       csrc/cuda/quantize/norm.cu csrc/cuda/quantize/parts.cu csrc/cuda/quantize/patches.cu
+                       csrc/cuda/quantize/per_token.cu
                        csrc/cuda/quantize/short_groups.cu)
   list(APPEND OBJECTS pyquant_cuda_quantize)
   set_target_properties(pyquant_cuda_common pyquant_cuda_quantize PROPERTIES CUDA_VISIBILITY_PRESET default)  # interface

@@ -112,7 +112,8 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    images, labels = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(data.target)
+    images = torch.tensor(data.images, dtype=torch.float32, device="cpu")[:, None] / 16
+    labels = torch.tensor(data.target, device="cpu")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0), device="cpu")
     train, test = order[:1257], order[1257:]
     return images[train], labels[train], images[test], labels[test]

@@ -5,6 +5,7 @@ A figure without its floor says little: 3x faster than a slow peer may still be 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ Maker = Callable[[int, torch.device], Callable[[], object]]  # of a square produ
 COPY = "copy"  # a GPU's memory
 READ = "read"  # a CPU's main memory
 _MEMORY = 256 << 20  # bytes that no cache holds
+_SMALL, _LONGEST_S = 256, 2.0  # edge of a product that is tried first; of a product that is timed
 # Operands of the inner loop, as (rows, K / 4): one tile of AVX-512 registers over a long K, one of AMX, many rows.
 _INNER = ((6, 1024), (6, 256), (32, 256), (48, 64))
 _INNER_PRODUCTS = 1 << 27  # a call: about a millisecond, so that setting the operands up is lost
@@ -74,7 +76,8 @@ def measure_ceilings(device: str | torch.device = "cpu", *, size: int | None = N
     ->     On a CPU 'read' (main memory, a stream that only reads) [GB/s] and 'int8' [Gop/s], the inner loop of our own
            kernels on operands in the caches: nothing multiplies faster. On a GPU 'copy', 'fp16' and 'fp8' of torch, and
            'int8' of torch or of our own kernel, whichever is faster there: torch's reaches two thirds of it on an H200.
-           'fp32' and 'bf16': torch.mm. A type that nothing here can multiply is left out.
+           'fp32' and 'bf16': torch.mm. A type that nothing here can multiply is left out, and so is one whose product
+           would take a CPU more than two seconds: torch multiplies bf16 one by one where the processor cannot.
     """
     device = torch.device(device)
     if device.type == "cuda":  # weights rotate beyond the caches, so only main memory matters
@@ -158,6 +161,8 @@ def _matmuls(device: torch.device) -> dict[str, tuple[Maker, ...]]:
 
 
 def _runs(make: Maker, size: int, device: torch.device) -> Callable[[], object] | None:
+    if device.type == "cpu" and _predicted_s(make, size, device) > _LONGEST_S:
+        return None
     try:
         run = make(size, device)
         with torch.inference_mode():
@@ -165,6 +170,20 @@ def _runs(make: Maker, size: int, device: torch.device) -> Callable[[], object] 
     except (RuntimeError, AttributeError, NotImplementedError):  # torch of this machine has no such matmul
         return None
     return run
+
+
+def _predicted_s(make: Maker, size: int, device: torch.device) -> float:
+    """Seconds of a product, by those of a small one."""
+    small = min(size, _SMALL)
+    try:
+        run = make(small, device)
+        with torch.inference_mode():
+            run()
+            began = time.perf_counter()
+            run()
+            return (time.perf_counter() - began) * (size / small) ** 3
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return 0.0  # the caller finds out
 
 
 def _float_mm(dtype: torch.dtype, size: int, device: torch.device) -> Callable[[], object]:

@@ -228,6 +228,7 @@ ONE_THREAD_FOR_EQUAL_RESULTS = {
     *(f"bench/accuracy/{name}.py" for name in ("equalized", "learned_rotation", "measure", "reconstruction")),
     *(f"bench/accuracy/{name}.py" for name in ("rotated", "tried", "weight_ranges")),
     "bench/depth.py",
+    "bench/lm/cnn.py",
     "bench/lm/train.py",
     "bench/search_tables.py",
     "bench/sharding.py",

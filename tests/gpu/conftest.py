@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import kernel_families
 import machine_code
 import pytest
+from cuda_ops import CudaOps, cuda_ops
 from gpu_device import MODES, Memory, memory
 
 
@@ -54,6 +55,41 @@ def plain_device(_device: Memory) -> Iterator[Memory]:
     _device.mode("plain")
     yield _device
     _device.free()
+
+
+@pytest.fixture(scope="session")
+def _cuda_ops() -> CudaOps:
+    found = cuda_ops()
+    if isinstance(found, str):
+        if os.environ.get("CI") == "true" and os.environ.get("PYQUANT_CUDART_SIM"):
+            pytest.fail(found)
+        pytest.skip(found)
+    return found
+
+
+@pytest.fixture
+def there(_cuda_ops: CudaOps) -> CudaOps:
+    """torch.ops.pyquant as the device serves it, in the simulator's quickest mode."""
+    _cuda_ops.mode("plain")
+    return _cuda_ops
+
+
+@pytest.fixture(params=list(MODES))
+def anywhere(request: pytest.FixtureRequest, there: CudaOps) -> Iterator[CudaOps]:
+    """The same in each of the simulator's modes."""
+    if request.param != "plain" and not there.is_simulator:
+        pytest.skip("a GPU has one way to run")
+    there.mode(request.param)
+    yield there
+    there.mode("plain")
+
+
+@pytest.fixture
+def simulated(there: CudaOps) -> CudaOps:
+    """The same on the simulator alone."""
+    if not there.is_simulator:
+        pytest.skip("the simulator counts; a GPU's profiler is another tool")
+    return there
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fresh import python
-from onnx_files import needs_vnni, run
+from onnx_files import needs_vnni, run, saturates
 from torch import Tensor, nn
 
 import pyquant
@@ -110,6 +110,22 @@ def test_static_layers_become_qgemm(tmp_path: Path) -> None:
     assert report.outputs[0].relative_error < 5e-3
     x = torch.randn(1, 3, 64)
     assert torch.allclose(run(tmp_path / "model.onnx", x)[0], model(x), atol=5e-3)
+
+
+@needs_packages
+@saturates
+def test_the_report_shows_where_onnxruntime_saturates(tmp_path: Path) -> None:
+    """Weights of full range, whose pairs of products leave 16 bits; of half the range none does."""
+    x = torch.rand(5, 64) * 3.8
+    errors = []
+    for top in (127, 63):
+        codes = torch.randint(top // 2, top + 1, (32, 64), dtype=torch.int8)
+        layer = QLinear.from_codes(codes, torch.full((32,), 0.01), scheme=W8A8(), input_scale=0.03)
+        report = export(nn.Sequential(layer).eval(), x, tmp_path / f"{top}.onnx")
+        assert report.layers[0].operators == ("QGemm",)
+        errors.append(report.outputs[0].relative_error)
+    assert errors[0] > 0.05
+    assert errors[1] < 5e-3
 
 
 @needs_packages

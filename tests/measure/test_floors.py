@@ -65,6 +65,21 @@ def test_the_quickest_way_is_the_ceiling_of_a_type(monkeypatch: pytest.MonkeyPat
     assert 2 * bf16 < int8 <= 2.0 * 100**3 / 0.002 * 1e-9
 
 
+def test_a_type_that_a_cpu_multiplies_one_by_one_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a small product of its own: bf16 of 2048 takes a processor without it minutes a call."""
+    sizes: list[int] = []
+
+    def emulated(size: int, device: torch.device) -> Callable[[], object]:
+        sizes.append(size)
+        return lambda: time.sleep(0.01)
+
+    makers = {"fp32": (lambda size, device: lambda: None,), "bf16": (emulated,)}
+    monkeypatch.setattr(floors, "_matmuls", lambda device: makers)
+    found = floors._measured({}, torch.device("cpu"), 2048, make_clock("wall"), 1)
+    assert [c.name for c in found] == ["fp32"]
+    assert sizes == [256]
+
+
 def test_our_own_product_is_a_way_to_multiply_int8() -> None:
     torch.manual_seed(0)
     run = floors._matmuls(torch.device("cuda"))["int8"][1](48, torch.device("cpu"))

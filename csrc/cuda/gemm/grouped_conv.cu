@@ -10,6 +10,7 @@
 #include "cuda/image_walk.cuh"
 #include "cuda/images.h"
 #include "cuda/launch.h"
+#include "cuda/turn_bytes.cuh"
 
 namespace pyquant::cuda {
 

@@ -3,11 +3,13 @@
 // blocks beyond those write what is around the image.
 #include "cuda/images.h"
 
-#include "cuda/image_walk.cuh"
+#include <cutlass/fast_math.h>
+
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
 #include "cuda/quantize/codes.cuh"
 #include "cuda/quantize/parts.cuh"
+#include "cuda/turn_bytes.cuh"
 
 namespace pyquant::cuda {
 namespace {
@@ -16,7 +18,8 @@ constexpr int kPiece = 16;  // codes that are stored at once
 constexpr int kTurns = 2;   // pieces of a thread where channels lie together
 constexpr int64_t kMostBatch = 65535;
 constexpr int64_t kMostCodes = int64_t{1} << 31;  // of an image and its padding
-// The tile of a block where channels lie apart. A row of it has two words more, so that lanes meet in no bank.
+// The tile of a block where channels lie apart. A row of it has two words more: lanes that write meet in no
+// bank, some that read in pairs.
 constexpr int kTilePixels = 128, kTileChannels = 64, kTileWords = kTileChannels / 4 + 2;
 
 struct Steps {
@@ -37,10 +40,8 @@ struct Plane {
   int channels, pixels, width;                    // of the image
   int full_width, top, left, right, full_height;  // with what is around it
   cutlass::FastDivmod by_width, by_pieces, by_tiles;
-  int pieces;  // of a pixel's channels
   bool loads_whole, stores_whole;
   int blocks;  // of an image's pixels; those beyond write what is around it
-  int64_t full() const { return int64_t{full_width} * full_height * channels; }
 
   __device__ __forceinline__ int8_t* at(int pixel, int channel) const {
     int y, x_of;
@@ -268,7 +269,6 @@ void launch_images(const Images& x, const Steps& steps, const ImagesOut& out, co
                    cutlass::FastDivmod(static_cast<int>(x.width < 1 ? 1 : x.width)),
                    cutlass::FastDivmod(static_cast<int>(pieces)),
                    cutlass::FastDivmod(static_cast<int>(tiles)),
-                   static_cast<int>(pieces),
                    is_aligned(x.data, line, run < 16 ? run : 16),
                    is_aligned(out.q, x.channels, kPiece),
                    static_cast<int>(blocks)};
@@ -283,29 +283,6 @@ void launch_images(const Images& x, const Steps& steps, const ImagesOut& out, co
     else
       launch<images_kernel<T, false>>("quantize images", shape, context, plane, batch, x.numbers(), full, steps, out);
   });
-}
-
-// blockIdx.y walks rows, blockIdx.x and the threads what a row has.
-template <bool kPieces>
-__global__ void __launch_bounds__(kBlock)
-    gather_patches_kernel(const int8_t* images, ImageWalk<int64_t, 1> walk, int64_t m, int k, int8_t* q, int64_t ldq) {
-  wait_for_predecessor();
-  release_successor();
-  constexpr int kWidth = kPieces ? kPiece : 1;
-#pragma unroll 1
-  for (int64_t row = int64_t{blockIdx.y} * blockDim.y + threadIdx.y; row < m; row += int64_t{gridDim.y} * blockDim.y) {
-    const int8_t* from = images + walk.begin_of_row(static_cast<int>(row));
-#pragma unroll 1
-    for (int64_t column = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kWidth; column < ldq;
-         column += int64_t{gridDim.x} * blockDim.x * kWidth) {
-      const int8_t* at = from + walk.place_in_row(static_cast<int>(column));
-      int8_t* to = q + row * ldq + column;
-      if constexpr (kPieces)
-        *reinterpret_cast<uint4*>(to) = column < k ? *reinterpret_cast<const uint4*>(at) : uint4{};
-      else
-        *to = column < k ? *at : int8_t{0};
-    }
-  }
 }
 
 }  // namespace
@@ -326,29 +303,6 @@ void quantize_images_dynamic(const Images& x, const CodeRange& range, const Imag
   launch_row_range_parts("quantize images", {x.data, x.type, x.batch, x.numbers(), x.numbers()}, range.symmetric, parts,
                          count, context);
   launch_images(x, {nullptr, nullptr, false, parts, count, range.symmetric, range.qmin, range.qmax}, out, context);
-}
-
-void gather_patches(const int8_t* images, const ImageRows& rows, int64_t m, int64_t k, int8_t* q, int64_t ldq,
-                    const Context& context) {
-  if (m == 0 || ldq == 0) return;
-  int64_t steps = rows.channels | rows.image_step | ldq;
-  for (int axis = 0; axis < 2; ++axis) steps |= rows.window_step[axis] | rows.tap_step[axis];
-  const bool pieces = steps % kPiece == 0 && is_aligned(images, 0, kPiece) && is_aligned(q, 0, kPiece);
-  const int64_t units = pieces ? ldq / kPiece : ldq, wide = units < 32 ? 32 : units < kBlock ? 64 : kBlock;
-  const int64_t tall = kBlock / wide, lines = (m + tall - 1) / tall;
-  LaunchShape shape;
-  shape.block = dim3(static_cast<unsigned>(wide), static_cast<unsigned>(tall));
-  shape.grid = dim3(static_cast<unsigned>((units + wide - 1) / wide < 64 ? (units + wide - 1) / wide : 64),
-                    static_cast<unsigned>(lines < kMostBatch ? lines : kMostBatch));
-  shape.overlaps = true;
-  const auto start = [&](auto kernel_of) {
-    launch<kernel_of()>("gather_patches", shape, context, images, ImageWalk<int64_t, 1>(rows), m, static_cast<int>(k),
-                        q, ldq);
-  };
-  if (pieces)
-    start([] { return &gather_patches_kernel<true>; });
-  else
-    start([] { return &gather_patches_kernel<false>; });
 }
 
 }  // namespace pyquant::cuda
