@@ -11,6 +11,7 @@
 #include "cpu/finish_avx512.h"
 #include "cpu/row_table.h"
 #include "cpu/taps_avx512.h"
+#include "cpu/tile_rows.h"
 #include "cpu/vector_avx512.h"
 
 namespace pyquant::cpu {
@@ -139,9 +140,6 @@ void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int3
   else
     tile_s8<R, 2>(a, lda, b, quads, acc, add, to);
 }
-
-// Rows of the next tile: six fill the registers; seven to eleven are split evenly, as 4 + 4 is faster than 6 + 2.
-int64_t tile_rows(int64_t rows) { return rows >= 10 || rows == 6 ? 6 : rows > 6 ? (rows + 1) / 2 : rows; }
 
 // The first two tiles of rows prefetch half each of what follows, so that memory is busy while all of them multiply;
 // where there are more, the first four prefetch a quarter each: a core has about ten cache lines in flight at a time.

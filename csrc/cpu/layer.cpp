@@ -52,6 +52,8 @@ class Worker {
     const bool unpacks = layer_.first.codes_s4 && !layer_.plain;
     const size_t unpacked = layer_.plain || unpacks ? k * kBlockN : 0;
     const size_t plain = layer_.plain ? vectors : 0;
+    const bool int4 = layer_.first.codes_s4 || (layer_.plain && is_packed(layer_.plain_weights.type));
+    products_ = int4 && kernels_.gemm_unpacked_s4 ? kernels_.gemm_unpacked_s4 : kernels_.gemm_s8;
     summed_ = unpacks && extent_.grouped && kernels_.groups_s4;
     const size_t planar = layer_.plane ? kMaxRowBlock * kBlockN * 4 : 0;
     const size_t sums = summed_ ? padded_rows * static_cast<size_t>(extent_.groups) : 0;
@@ -265,9 +267,8 @@ class Worker {
         else if (piecewise)
           unpack_and_multiply(a, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group);
         else
-          kernels_.gemm_s8(a, lda_, tile.rows, codes + k0 * kBlockN,
-                           codes == unpacked_ ? extent_.padded_group / 4 : quads_, acc_, false,
-                           ahead(block.codes_s8, r, rows, g, to_next, tile));
+          products_(a, lda_, tile.rows, codes + k0 * kBlockN, codes == unpacked_ ? extent_.padded_group / 4 : quads_,
+                    acc_, false, ahead(block.codes_s8, r, rows, g, to_next, tile));
         if (!extent_.grouped) break;
         tile.w_sum = block.w_sum + g * kBlockN;
         tile.w_scale = block.w_scale + g * kBlockN;
@@ -318,11 +319,11 @@ class Worker {
   }
 
   void unpack_and_multiply(const uint8_t* a, int64_t rows, const uint8_t* nibbles, int64_t k) {
-    if (k == 0) kernels_.gemm_s8(a, lda_, rows, unpacked_, 0, acc_, false, {});
+    if (k == 0) products_(a, lda_, rows, unpacked_, 0, acc_, false, {});
     for (int64_t at = 0; at < k; at += kUnpackedK) {
       const int64_t piece = std::min(kUnpackedK, k - at);
       kernels_.unpack_s4(nibbles + at / 2 * kBlockN, piece / 8, unpacked_);
-      kernels_.gemm_s8(a + at, lda_, rows, unpacked_, piece / 4, acc_, at > 0, {});
+      products_(a + at, lda_, rows, unpacked_, piece / 4, acc_, at > 0, {});
     }
   }
 
@@ -400,7 +401,8 @@ class Worker {
   Range rows_, blocks_;
   int64_t stride_ = 0, pass_ = 0, quads_ = 0;
   bool own_scales_ = false, own_zeros_ = false;
-  bool summed_ = false;  // groups_s4 multiplies, and needs the sums of the codes
+  decltype(Kernels::gemm_s8) products_ = nullptr;  // of codes a byte each
+  bool summed_ = false;                            // groups_s4 multiplies, and needs the sums of the codes
   uint8_t* codes_ = nullptr;
   const uint8_t* a_ = nullptr;  // what is multiplied: codes_, or rows that lie ready
   int64_t lda_ = 0;

@@ -50,6 +50,15 @@ bool multiplies(const Kernels& candidate, const Kernels& scalar, Random& random)
     scalar.unpack_s4(b.data(), kQuads, wide_want.data());
     candidate.unpack_s4(b.data(), kQuads, wide.data());
     if (!same(wide_want.data(), wide.data(), wide.size())) return false;
+    if (!candidate.gemm_unpacked_s4) continue;
+    for (auto& v : wide) v = static_cast<int8_t>(mode ? (v < 0 ? -8 : 7) : v);
+    for (int64_t rows : {1, 2, 3, 4, 5, 6, 17, 33}) {
+      for (bool add : {false, true}) {
+        scalar.gemm_s8(a.data(), kStride, rows, wide.data(), kQuads, want.data(), add, {});
+        candidate.gemm_unpacked_s4(a.data(), kStride, rows, wide.data(), kQuads, got.data(), add, {wide.data()});
+      }
+      if (!same(want.data(), got.data(), static_cast<size_t>(rows * kBlockN) * 4)) return false;
+    }
   }
   return true;
 }

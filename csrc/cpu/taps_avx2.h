@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cpu/kernels.h"
+#include "cpu/vector_avx2.h"
 
 namespace pyquant::cpu {
 namespace {
@@ -22,35 +23,33 @@ inline __m256i tap_codes(const uint8_t* at, __m256i index) {
 
 // Sixteen channels from `channel` on, P pixels.
 template <Spread kSpread, int P>
-void tap_tile(const TapRun& run, int64_t pixel, int64_t channel) {
+__attribute__((noinline)) void tap_tile(const TapRun& run, int64_t pixel, int64_t channel) {
   __m256i c[P][2], index[2];
-  int64_t base[2];
-  for (int v = 0; v < 2; ++v) {
+  const uint8_t* codes[2];
+  each<2>(PYQ_EACH(v) {
     const int32_t* dwords = run.dwords + channel + v * 8;
-    base[v] = kSpread == Spread::side_by_side ? (channel + v * 8) * 4 : int64_t{dwords[0]} * 4;
-    index[v] =
-        _mm256_sub_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(dwords)), _mm256_set1_epi32(dwords[0]));
-    for (int p = 0; p < P; ++p) c[p][v] = _mm256_setzero_si256();
-  }
+    codes[v] = run.codes + pixel * run.step +
+               (kSpread == Spread::side_by_side ? (channel + v * 8) * 4 : int64_t{dwords[0]} * 4);
+    index[v] = _mm256_sub_epi32(V::load_i(dwords), _mm256_set1_epi32(dwords[0]));
+    each<P>(PYQ_EACH(p) { c[p][v] = _mm256_setzero_si256(); });
+  });
   const __m256i low = _mm256_set1_epi16(0x00ff);
-  const uint8_t* codes = run.codes + pixel * run.step;
-  for (int64_t t = 0; t < run.taps; ++t) {
-    const uint8_t* x = codes + run.offsets[t];
-    const int8_t* weights = run.weights + (t * kBlockN + channel) * 4;
-    for (int v = 0; v < 2; ++v) {
+  const int8_t* weights = run.weights + channel * 4;
+  const int64_t step = run.step;
+  for (int64_t t = 0; t < run.taps; ++t, weights += kBlockN * 4) {
+    const int64_t offset = run.offsets[t];
+    each<2>(PYQ_EACH(v) {
       const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + v * 32));
       const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8), odd = _mm256_srai_epi16(w, 8);
-      for (int p = 0; p < P; ++p) {
-        const __m256i a = tap_codes<kSpread>(x + p * run.step + base[v], index[v]);
-        const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_and_si256(a, low), even),
-                                             _mm256_madd_epi16(_mm256_srli_epi16(a, 8), odd));
-        c[p][v] = _mm256_add_epi32(c[p][v], sum);
-      }
-    }
+      each<P>(PYQ_EACH(p) {
+        const __m256i a = tap_codes<kSpread>(codes[v] + offset + p * step, index[v]);
+        add_s32(c[p][v], _mm256_madd_epi16(_mm256_and_si256(a, low), even));
+        add_s32(c[p][v], _mm256_madd_epi16(_mm256_srli_epi16(a, 8), odd));
+      });
+    });
   }
-  for (int p = 0; p < P; ++p)
-    for (int v = 0; v < 2; ++v)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(run.acc + (pixel + p) * run.ld + channel + v * 8), c[p][v]);
+  each<P>(
+      PYQ_EACH(p) { each<2>(PYQ_EACH(v) { V::store_i(run.acc + (pixel + p) * run.ld + channel + v * 8, c[p][v]); }); });
 }
 
 template <Spread kSpread>

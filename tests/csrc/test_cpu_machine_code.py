@@ -1,0 +1,124 @@
+"""Machine code of the CPU's products: what a step of each loop executes, whatever processor this is.
+
+g++ may keep accumulators on the stack, or add products to each other first and run out of registers. The results are
+the same and the loop takes half as long again, so that no other test sees it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from csrc.cpu_engine import ROOT, compile_one, compiler, isa_flags
+
+pytestmark = pytest.mark.skipif(compiler() is None or shutil.which("objdump") is None, reason="no C++ compiler")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The instructions of one step."""
+
+    lines: tuple[str, ...]
+
+    def count(self, *names: str) -> int:
+        return sum(line.split()[0] in names for line in self.lines)
+
+    def on_the_stack(self) -> list[str]:
+        return [line for line in self.lines if "mm" in line and re.search(r"\(%r[sb]p", line)]
+
+
+def functions(object_file: Path) -> dict[str, list[tuple[int, str]]]:
+    """(address, instruction) of every function, by its name without namespaces and arguments."""
+    text = subprocess.run(
+        ["objdump", "-d", "-C", "--no-show-raw-insn", str(object_file)], check=True, capture_output=True, text=True
+    ).stdout
+    found: dict[str, list[tuple[int, str]]] = {}
+    for block in text.replace("(anonymous namespace)::", "").split("\n\n"):
+        head = re.match(r"\s*[0-9a-f]+ <(?:[^(<]*[ :])?(\w+(?:<.*?>)?)\(.*>:\n", block)
+        if head:
+            lines = re.findall(r"^\s*([0-9a-f]+):\t(.+?)\s*$", block, re.M)
+            found[head[1]] = [(int(address, 16), line) for address, line in lines]
+    return found
+
+
+def hottest(code: list[tuple[int, str]], product: str) -> Loop:
+    """The innermost loop that holds most of an instruction."""
+    loops = []
+    for address, line in code:
+        jump = re.match(r"j\w+\s+([0-9a-f]+)", line)
+        if jump and int(jump[1], 16) <= address:
+            loops.append((int(jump[1], 16), address))
+    inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    bodies = [Loop(tuple(line for at, line in code if begin <= at <= end)) for begin, end in inner]
+    return max(bodies, key=lambda loop: loop.count(product))
+
+
+@pytest.fixture(scope="module")
+def avx2(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
+    source = ROOT / "csrc/cpu/isa_avx2.cpp"
+    if isa_flags(source) is None:
+        pytest.skip("not for this processor")
+    return functions(compile_one(source, tmp_path_factory.mktemp("machine_code")))
+
+
+# rows and vectors of 8 columns of each tile
+TILES = pytest.mark.parametrize(("rows", "vectors"), [(1, 8), (2, 4), (3, 2), (4, 2), (5, 2), (6, 2)])
+
+
+@TILES
+def test_int8_products(avx2: dict, rows: int, vectors: int) -> None:
+    """Per quad: four products and sums for 32 codes, three shifts a vector of weights, two loads a row."""
+    loop = hottest(avx2[f"tile_s8<{rows}, {vectors}>"], "vpmaddwd")
+    products = 2 * rows * vectors
+    assert (loop.count("vpmaddwd"), loop.count("vpaddd")) == (products, products)
+    assert loop.count("vpsraw", "vpsllw") == 3 * vectors
+    assert not loop.on_the_stack()
+    assert len(loop.lines) <= 2 * products + 3 * vectors + 2 * rows + 2 * vectors + vectors // 2 + 8
+
+
+@TILES
+def test_int4_products(avx2: dict, rows: int, vectors: int) -> None:
+    """Per quad: one product and one sum for 32 codes; per eight quads, which g++ may unroll, the sums join others."""
+    loop = hottest(avx2[f"tile_unpacked_s4<{rows}, {vectors}>"], "vpmaddubsw")
+    products = rows * vectors
+    quads = loop.count("vpmaddubsw") // products
+    assert quads in (1, 8)
+    assert loop.count("vpaddw") >= (quads - 1) * products
+    assert not loop.on_the_stack()
+    joined = 5 * products if quads == 8 else 0
+    assert len(loop.lines) <= quads * (2 * products + rows + vectors + vectors // 2) + joined + 20
+
+
+def test_int4_products_from_nibbles(avx2: dict) -> None:
+    """Per oct and vector of nibbles: five instructions take them apart, two products and two sums."""
+    loop = hottest(avx2["tile_s4<1, 8>"], "vpmaddubsw")
+    assert (loop.count("vpmaddubsw"), loop.count("vpaddw")) == (16, 16)
+    assert not loop.on_the_stack()
+    assert len(loop.lines) <= 8 * (5 + 4) + 8 + 10  # a load a vector, and what a step costs
+
+
+@pytest.mark.parametrize("spread", range(4))
+def test_taps(avx2: dict, spread: int) -> None:
+    """Four pixels by sixteen channels: two products and two sums a vector of eight, nothing on the stack."""
+    loop = hottest(avx2[f"tap_tile<(pyquant::cpu::Spread){spread}, 4>"], "vpmaddwd")
+    assert (loop.count("vpmaddwd"), loop.count("vpaddd")) == (16, 16)
+    assert not loop.on_the_stack()
+
+
+def test_sums_left_to_the_compiler_are_seen(tmp_path: Path) -> None:
+    """The sum as an intrinsic, which g++ orders as it likes."""
+    (tmp_path / "cpu").mkdir()
+    header = (ROOT / "csrc/cpu/vector_avx2.h").read_text()
+    planted = re.sub(r'asm\("vpaddd .*?\);', "sum = _mm256_add_epi32(sum, products);", header)
+    assert planted != header
+    (tmp_path / "cpu/vector_avx2.h").write_text(planted)
+    source = ROOT / "csrc/cpu/isa_avx2.cpp"
+    if isa_flags(source) is None:
+        pytest.skip("not for this processor")
+    code = functions(compile_one(source, tmp_path, (f"-I{tmp_path}",)))
+    with pytest.raises(AssertionError):
+        test_int8_products(code, 6, 2)
