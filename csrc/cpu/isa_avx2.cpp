@@ -152,6 +152,18 @@ __attribute__((noinline)) void tile_unpacked_s4(const uint8_t* a, int64_t lda, c
 template <int R>
 constexpr int kVectors = R > 2 ? 2 : 8 / R;
 
+// Weights to be called in while the tiles of rows of a chunk multiply, a part by each of them: memory then works all
+// the time. They begin at `lines`, and are those of so many vectors of columns of this chunk.
+struct Call {
+  const int8_t* lines;  // null: none
+  int64_t vectors, tile, tiles;
+
+  // Where the vectors of columns from j on belong to this tile, their lines.
+  const int8_t* part(int64_t j, int64_t quads) const {
+    return lines && j < vectors && j * tiles / vectors == tile ? lines + j * quads * 32 : nullptr;
+  }
+};
+
 // What one call multiplies, and the chunk of it that is being read.
 struct Chunk {
   const int8_t* b;
@@ -159,13 +171,15 @@ struct Chunk {
   int32_t* acc;
   bool add;
 
-  // All columns of a block for R rows from `row` on. next: weights to be called in; null: none.
+  // All columns of a block for R rows from `row` on.
   template <int R, class Product>
-  PYQ_INLINE void columns(int64_t row, const int8_t* next, const Product& product) const {
+  PYQ_INLINE void columns(int64_t row, const Call& call, const Product& product) const {
     constexpr int J = kVectors<R>;
-    // Lines that are there cost next to nothing.
-    for (int64_t j = 0; j < 8; j += J)
-      product(b + j * 32, acc + row * kBlockN + j * 8, next ? next + j * quads * 32 : b + j * 32);
+    for (int64_t j = 0; j < 8; j += J) {
+      const int8_t* lines = call.part(j, quads);
+      product(b + j * 32, acc + row * kBlockN + j * 8,
+              lines ? lines : b + j * 32);  // what is there costs next to nothing
+    }
   }
 };
 
@@ -174,9 +188,14 @@ struct ChunkS8 : Chunk {
 
   void take(const uint8_t* a, int64_t lda, int64_t rows) { take_rows(a, lda, rows, quads, x); }
 
+  // The next chunk; after the last one what the caller names.
+  Call calls(int64_t /*done*/, bool last, const void* ahead) const {
+    return {last ? static_cast<const int8_t*>(ahead) : b + quads * kStep, 8, 0, 1};
+  }
+
   template <int R>
-  void tile(int64_t row, const int8_t* next) const {
-    columns<R>(row, next, [&](const int8_t* w, int32_t* sums, const int8_t* lines) {
+  void tile(int64_t row, const Call& call) const {
+    columns<R>(row, call, [&](const int8_t* w, int32_t* sums, const int8_t* lines) {
       tile_s8<R, kVectors<R>>(x + row, w, quads, sums, add, lines);
     });
   }
@@ -191,26 +210,38 @@ struct ChunkUnpackedS4 : Chunk {
     lda = stride;
   }
 
+  // The nibbles that are unpacked next, half as many bytes as this call reads; its own have just been written.
+  Call calls(int64_t done, bool last, const void* ahead) const {
+    if (ahead) return {static_cast<const int8_t*>(ahead) + done * kStep / 2, 4, 0, 1};
+    return {last ? nullptr : b + quads * kStep, 8, 0, 1};
+  }
+
   template <int R>
-  void tile(int64_t row, const int8_t* next) const {
-    columns<R>(row, next, [&](const int8_t* w, int32_t* sums, const int8_t* lines) {
+  void tile(int64_t row, const Call& call) const {
+    columns<R>(row, call, [&](const int8_t* w, int32_t* sums, const int8_t* lines) {
       tile_unpacked_s4<R, kVectors<R>>(a + row * lda, lda, w, quads, sums, add, lines);
     });
   }
 };
 
-// The rows of a chunk, tile by tile; the first one calls in what comes next.
+int64_t count_tiles(int64_t rows) {
+  int64_t tiles = 0;
+  for (; rows > 0; rows -= tile_rows(rows)) ++tiles;
+  return tiles;
+}
+
 template <class Part>
-void multiply_rows(const Part& part, int64_t rows, const int8_t* next) {
-  for (int64_t done = 0; done < rows; next = nullptr) {
+void multiply_rows(const Part& part, int64_t rows, Call call) {
+  call.tiles = count_tiles(rows);
+  for (int64_t done = 0; done < rows; ++call.tile) {
     const int64_t r = tile_rows(rows - done);
     switch (r) {
-      case 1: part.template tile<1>(done, next); break;
-      case 2: part.template tile<2>(done, next); break;
-      case 3: part.template tile<3>(done, next); break;
-      case 4: part.template tile<4>(done, next); break;
-      case 5: part.template tile<5>(done, next); break;
-      default: part.template tile<6>(done, next);
+      case 1: part.template tile<1>(done, call); break;
+      case 2: part.template tile<2>(done, call); break;
+      case 3: part.template tile<3>(done, call); break;
+      case 4: part.template tile<4>(done, call); break;
+      case 5: part.template tile<5>(done, call); break;
+      default: part.template tile<6>(done, call);
     }
     done += r;
   }
@@ -226,7 +257,7 @@ void multiply_chunks(Part part, const uint8_t* a, int64_t lda, int64_t rows, int
     part.take(a + done * 4, lda, rows);
     const bool last = done + part.quads >= quads;
     if (last) ahead.call_out(0, rows);
-    multiply_rows(part, rows, last ? static_cast<const int8_t*>(ahead.weights) : part.b + part.quads * kStep);
+    multiply_rows(part, rows, part.calls(done, last, ahead.weights));
     part.add = true;
     if (quads == 0) return;
   }

@@ -138,7 +138,8 @@ struct Kernels {
   // acc[rows][64] (+)= a[rows][4 * quads] * b[quads][64][4].
   void (*gemm_s8)(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
                   const Ahead& ahead);
-  // gemm_s8 for weights that are int4 codes, a byte each, as unpack_s4 leaves them. Null where gemm_s8 serves as well.
+  // gemm_s8 for weights that are int4 codes, a byte each, as unpack_s4 leaves them; ahead.weights: nibbles, half as
+  // many bytes. Null where gemm_s8 serves as well.
   void (*gemm_unpacked_s4)(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc,
                            bool add, const Ahead& ahead);
   // gemm_s8 and the epilogue of its tile, whose rows are finished while their sums are near. acc: tile.acc, memory that

@@ -323,7 +323,9 @@ class Worker {
     for (int64_t at = 0; at < k; at += kUnpackedK) {
       const int64_t piece = std::min(kUnpackedK, k - at);
       kernels_.unpack_s4(nibbles + at / 2 * kBlockN, piece / 8, unpacked_);
-      products_(a + at, lda_, rows, unpacked_, piece / 4, acc_, at > 0, {});
+      Ahead next;
+      if (kernels_.gemm_unpacked_s4) next.weights = nibbles + (at + piece) / 2 * kBlockN;
+      products_(a + at, lda_, rows, unpacked_, piece / 4, acc_, at > 0, next);
     }
   }
 
