@@ -58,11 +58,23 @@ def hottest(code: list[tuple[int, str]], product: str) -> Loop:
 
 
 @pytest.fixture(scope="module")
-def avx2(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
+def avx2_object(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = ROOT / "csrc/cpu/isa_avx2.cpp"
     if isa_flags(source) is None:
         pytest.skip("not for this processor")
-    return functions(compile_one(source, tmp_path_factory.mktemp("machine_code")))
+    return compile_one(source, tmp_path_factory.mktemp("machine_code"))
+
+
+@pytest.fixture(scope="module")
+def avx2(avx2_object: Path) -> dict[str, list[tuple[int, str]]]:
+    return functions(avx2_object)
+
+
+def test_nothing_of_it_can_take_the_place_of_other_code(avx2_object: Path) -> None:
+    """A weak function is merged with those of the same name elsewhere: processors without AVX2 would run this one."""
+    names = subprocess.run(["nm", "-C", str(avx2_object)], check=True, capture_output=True, text=True).stdout
+    assert "kernels_avx2" in names
+    assert not [line for line in names.splitlines() if re.match(r"[0-9a-f ]+ [WVu] ", line)]
 
 
 # rows and vectors of 8 columns of each tile
