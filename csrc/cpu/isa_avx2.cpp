@@ -1,9 +1,8 @@
 // processors: x86_64, flags: -mavx2 -mfma -mf16c -mprfchw
 // AVX2 has no exact product of u8 by s8: vpmaddubsw adds two products into an int16 and saturates. Codes of eight bits
 // are widened to s16 for vpmaddwd: four instructions where three would do. (The shorter way is exact where two weights
-// add up to 128 at most; of the vectors of weights in MiniLM's layers a third holds a pair that does not, and telling
-// them apart took what it won.)
-// Weights of four bits never saturate: eight sums of vpmaddubsw stay within an int16.
+// add up to 128 at most; too many vectors of weights hold a pair that does not, and telling them apart took what it
+// won.) Weights of four bits never saturate: eight sums of vpmaddubsw stay within an int16.
 #include <immintrin.h>
 
 #include <algorithm>

@@ -4,7 +4,6 @@ every op, on the PTX simulator (tests/cuda_ops.py) or on a GPU."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import problems
 import pytest
 import simulator
 import torch
-from cuda_ops import CudaOps, cuda_ops
+from cuda_ops import CudaOps
 from torch import Tensor
 
 from pyquant import ops
@@ -31,32 +30,19 @@ CPU_LAYOUT = ops.layout_for(torch.device("cpu"))
 SMALL = 3_000_000  # multiply-adds that the simulator does in a blink
 
 
-@pytest.fixture(scope="module")
-def _found() -> CudaOps:
-    found = cuda_ops()
-    if isinstance(found, str):
-        if os.environ.get("CI") == "true" and os.environ.get("PYQUANT_CUDART_SIM"):
-            pytest.fail(found)
-        pytest.skip(found)
-    return found
-
-
 @pytest.fixture
-def device(_found: CudaOps) -> Iterator[CudaOps]:
-    """The device in the simulator's quickest mode."""
-    _found.mode("plain")
-    yield _found
-    _found.mode("plain")
+def device(there: CudaOps) -> CudaOps:
+    return there
 
 
 @pytest.fixture(params=["plain", "checked"])
-def checked_device(request: pytest.FixtureRequest, _found: CudaOps) -> Iterator[CudaOps]:
+def checked_device(request: pytest.FixtureRequest, there: CudaOps) -> Iterator[CudaOps]:
     """The device without and with the simulator's checks of bounds, never-written values and races."""
-    if request.param != "plain" and not _found.is_simulator:
+    if request.param != "plain" and not there.is_simulator:
         pytest.skip("a GPU has one way to run")
-    _found.mode(request.param)
-    yield _found
-    _found.mode("plain")
+    there.mode(request.param)
+    yield there
+    there.mode("plain")
 
 
 def compare(got: Tensor, want: Tensor, what: str) -> None:

@@ -4,7 +4,6 @@ every mode of the simulator; nothing is copied and nobody waits, so that a call 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +12,8 @@ import problems
 import pytest
 import simulator
 import torch
-from cuda_ops import CudaOps, cuda_ops
+from cuda_ops import CudaOps
 from expert_banks import Bank, Biased, Interleaved, register_banks, routing
-from gpu_device import MODES
 from launches import Captured, counted, ok
 from torch import Tensor, nn
 
@@ -31,36 +29,21 @@ ROWS = {
     for row in NATIVE.kernel_table()
     if row["compiled"] and row["experts_only"] and row["sm_min"] <= SM < row["sm_end"]
 }
+pytestmark = pytest.mark.skipif(not ROWS, reason="no row of experts for this chip is built")
 CPU = ops.layout_for(torch.device("cpu"))
 N, K = 72, 160
 # Rows of each expert; the last number: rows of none.
 COUNTS = ([0, 5, 1, 0, 130, 2, 0], [0, 0, 70, 0], [1] * 9 + [3], [64, 64, 0], [0, 0, 4], [0, 0])
 
 
-@pytest.fixture(scope="module")
-def _found() -> CudaOps:
-    found = cuda_ops()
-    if isinstance(found, str):
-        pytest.skip(found)
-    if not ROWS:
-        pytest.skip("no row of experts for this chip is built")
-    return found
+@pytest.fixture
+def device(there: CudaOps) -> CudaOps:
+    return there
 
 
 @pytest.fixture
-def device(_found: CudaOps) -> Iterator[CudaOps]:
-    _found.mode("plain")
-    yield _found
-    _found.mode("plain")
-
-
-@pytest.fixture(params=list(MODES))
-def any_mode(request: pytest.FixtureRequest, _found: CudaOps) -> Iterator[CudaOps]:
-    if request.param != "plain" and not _found.is_simulator:
-        pytest.skip("a GPU has one way to run")
-    _found.mode(request.param)
-    yield _found
-    _found.mode("plain")
+def any_mode(anywhere: CudaOps) -> CudaOps:
+    return anywhere
 
 
 @dataclass

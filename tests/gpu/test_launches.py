@@ -15,7 +15,7 @@ import problems
 import pytest
 import simulator
 import torch
-from cuda_ops import CudaOps, cuda_ops
+from cuda_ops import CudaOps
 from launches import Captured, counted, ok
 from torch import Tensor
 
@@ -49,15 +49,8 @@ def _stream_k() -> Iterator[None]:
 
 
 @pytest.fixture
-def device() -> Iterator[CudaOps]:
-    found = cuda_ops()
-    if isinstance(found, str):
-        pytest.skip(found)
-    if not found.is_simulator:
-        pytest.skip("the simulator counts; a GPU's profiler is another tool")
-    found.mode("plain")
-    yield found
-    found.mode("plain")
+def device(simulated: CudaOps) -> CudaOps:
+    return simulated
 
 
 def codes_of(name: str, *shape: int) -> Tensor:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import accept
 import problems
 import pytest
 import torch
-from cuda_ops import CudaOps, cuda_ops
-from gpu_device import MODES
+from cuda_ops import CudaOps
 from steps import draw_steps, products
 from torch import Tensor
 
@@ -23,23 +20,14 @@ CPU_LAYOUT = ops.layout_for(torch.device("cpu"))
 SIZES = [(1, 1, 8, 8), (3, 5, 96, 32), (17, 77, 192, 64), (33, 130, 384, 128), (2, 40, 384, 192), (65, 24, 60, 4)]
 
 
-@pytest.fixture(scope="module")
-def plain_device() -> CudaOps:
-    found = cuda_ops()
-    if isinstance(found, str):
-        if os.environ.get("CI") == "true" and os.environ.get("PYQUANT_CUDART_SIM"):
-            pytest.fail(found)
-        pytest.skip(found)
-    return found
+@pytest.fixture
+def plain_device(there: CudaOps) -> CudaOps:
+    return there
 
 
-@pytest.fixture(params=list(MODES))
-def device(request: pytest.FixtureRequest, plain_device: CudaOps) -> Iterator[CudaOps]:
-    if request.param != "plain" and not plain_device.is_simulator:
-        pytest.skip("a GPU has one way to run")
-    plain_device.mode(request.param)
-    yield plain_device
-    plain_device.mode("plain")
+@pytest.fixture
+def device(anywhere: CudaOps) -> CudaOps:
+    return anywhere
 
 
 def _layer(

@@ -13,8 +13,6 @@ HAS_VNNI = _CPU.exists() and any(flag in _CPU.read_text() for flag in ("avx512_v
 needs_vnni = pytest.mark.skipif(
     not HAS_VNNI, reason="without VNNI onnxruntime's sums of unsigned by signed codes saturate (docs/onnx.md)"
 )
-
-
 saturates = pytest.mark.skipif(HAS_VNNI, reason="with VNNI onnxruntime's sums are exact")
 
 
