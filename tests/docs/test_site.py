@@ -192,7 +192,14 @@ def page(site: Path) -> Iterator[tuple[browser.Page, str]]:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Says nothing."""
+    """Says nothing. A browser may ask for favicon.ico before it has read which icon a page names."""
+
+    def do_GET(self) -> None:
+        if self.path != "/favicon.ico":
+            return super().do_GET()
+        self.send_response(204)
+        self.end_headers()
+        return None
 
     def log_message(self, *_: Any) -> None:
         pass
