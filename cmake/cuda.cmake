@@ -3,7 +3,7 @@
 #   PYQUANT_HAVE_CUDA   ON: CUDA is enabled as a language
 #   PYQUANT_WHY_NO_CUDA  why it is OFF, in words; the library repeats them where a GPU is asked for
 #   PYQUANT_CUTLASS_INCLUDE
-set(PYQUANT_NVCC_MINIMUM 12.0)      # wgmma and programmatic dependent launch (sm_90a); 13.0 is what is tested
+set(PYQUANT_NVCC_MINIMUM 12.1)      # kernels with more than 4 KiB of parameters (of experts); 13.0 is what is tested
 set(PYQUANT_CUTLASS_MINIMUM 4.2)
 set(PYQUANT_CUTLASS_INCLUDE "${PYQUANT_CUTLASS_ROOT}/include")
 set(PYQUANT_HAVE_CUDA OFF)

@@ -184,6 +184,18 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_w4a16 96x128x64  48x32x32 splitk     4 full)
   pyquant_kernel(sm80_w4a16 128x128x64 64x32x32 splitk     4 full)
 
+  pyquant_family(sm80_w8a16_experts sm80_weight_only_experts 80
+                 "GemmSm80WeightOnlyExperts<DecodeW8A16, @TILE@, @SHAPE@, @STAGES@>")
+  pyquant_kernel(sm80_w8a16_experts 16x128x64  16x32x32 multistage 6 full)
+  pyquant_kernel(sm80_w8a16_experts 64x128x64  32x32x32 multistage 4 smoke)
+  pyquant_kernel(sm80_w8a16_experts 128x128x64 64x32x32 multistage 4 full)
+
+  pyquant_family(sm80_w4a16_experts sm80_weight_only_experts 80
+                 "GemmSm80WeightOnlyExperts<DecodeW4A16, @TILE@, @SHAPE@, @STAGES@>")
+  pyquant_kernel(sm80_w4a16_experts 16x128x64  16x32x32 multistage 6 smoke)
+  pyquant_kernel(sm80_w4a16_experts 64x128x64  32x32x32 multistage 4 full)
+  pyquant_kernel(sm80_w4a16_experts 128x128x64 64x32x32 multistage 4 full)
+
   pyquant_family(sm90_s8s8 sm90 90a "GemmSm90<Sm90S8S8, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
   pyquant_kernel(sm90_s8s8 8x128x128   1x1      swapped_streamk  0 full)
   pyquant_kernel(sm90_s8s8 16x64x256   1x1      swapped_pingpong 0 full)

@@ -1,5 +1,6 @@
-// 16-bit and weight-only layers on CUDA. plan/route.h decides between a row of ours, which runs the whole layer,
-// and torch's own product (of dequantised weights) with our epilogue behind it where torch's does not suffice.
+// 16-bit and weight-only layers on CUDA, and many of the latter for rows of their own. plan/route.h decides between a
+// row of ours, which runs the whole layer, and torch's own product (of dequantised weights) with our epilogue behind it
+// where torch's does not suffice.
 #include "bind/float_cuda.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -50,6 +51,26 @@ Tensor by_framework(FloatLayer layer, const Tensor& x, const Tensor& w, const On
   return torch::stable::view(out, layer.out_shape);
 }
 
+// Bytes from the first layer's operands to each: [4][layers], as GemmOperands has them.
+std::vector<int64_t> shifts_of(const std::vector<Tensor>& w, const GroupedFloatLayers& g) {
+  std::vector<int64_t> shifts;
+  const auto add = [&](auto pointer_of) {
+    const auto first = reinterpret_cast<intptr_t>(pointer_of(size_t{0}));
+    for (size_t i = 0; i < w.size(); ++i) shifts.push_back(reinterpret_cast<intptr_t>(pointer_of(i)) - first);
+  };
+  for (const Tensor& one : w)
+    if (one.stride(1) != 1 || one.stride(0) != w[0].stride(0))
+      refuse("w", describe(one), "rows that lie as those of w[0]");
+  add([&](size_t i) { return w[i].const_data_ptr(); });
+  for (const int64_t shift : shifts)  // kernels copy 16 bytes at a time
+    if (shift % 16 != 0)
+      refuse("w", "weights " + std::to_string(shift) + " bytes apart", "multiples of 16 bytes apart");
+  add([&](size_t i) { return g.layers[i].operands.w_scale; });
+  add([&](size_t i) { return g.layers[i].operands.w_zero_point; });
+  add([&](size_t i) { return g.layers[i].operands.bias; });
+  return shifts;
+}
+
 // The codes as a matrix [n, k] in the type of x, for a product that does not read codes.
 Tensor dequantised(const Tensor& x, const Matrix& codes, const FloatLayer& layer, const On& on) {
   const GemmProblem& p = layer.problem;
@@ -97,6 +118,35 @@ Tensor weight_only_linear_cuda(const Tensor& x, const Tensor& w, const Tensor& w
   const Tensor real = dequantised(x, weights, layer, on);
   layer.operands.w_scale = nullptr;  // applied
   return by_framework(layer, x, real, on);
+}
+
+Tensor grouped_weight_only_cuda(const Tensor& x, std::vector<Tensor> w, std::vector<Tensor> w_scale,
+                                std::vector<Tensor> w_zero_point, std::vector<Tensor> bias, const Tensor& ends,
+                                int64_t w_bits, int64_t group_size, Text activation, double clamp_min, double clamp_max,
+                                MaybeTensor rows) {
+  GroupedFloatLayers g = grouped_weight_only_layers(x, w, w_scale, w_zero_point, bias, ends, w_bits, group_size,
+                                                    activation, clamp_min, clamp_max, rows);
+  GemmProblem p = g.layers[0].problem;
+  GemmOperands o = g.layers[0].operands;
+  const On on(x);
+  Tensor out = empty(x, {g.count, p.n}, g.layers[0].out_type);
+  if (out.numel() == 0) return out;
+  const std::vector<int64_t> shifts = shifts_of(w, g);
+  const Matrix from = matrix(x);
+  p.m = g.count;
+  p.x = from.type;
+  p.ldx = from.ld;
+  p.ldw = w[0].stride(0) * per_byte(p.w);
+  p.experts = static_cast<int64_t>(w.size());
+  o.x = from.data;
+  o.x_rows = g.rows;
+  o.w = w[0].const_data_ptr();
+  o.expert_ends = g.ends;
+  o.expert_shifts = shifts.data();
+  o.out = out.mutable_data_ptr();
+  const Route route = route_of(Entry::float_linear, p, o, on);
+  run(route.row, route.problem, o, g.layers[0].epilogue, x, on);
+  return out;
 }
 
 }  // namespace pyquant::bind

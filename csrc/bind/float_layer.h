@@ -72,4 +72,40 @@ inline FloatLayer weight_only_layer(const Tensor& x, const Tensor& w, const Tens
   return layer;
 }
 
+// Layers of one shape and kind, for rows sorted by layer.
+struct GroupedFloatLayers : GroupedRows {
+  std::vector<FloatLayer> layers;  // each for all rows, which are not those of x
+  std::vector<Tensor> keep;
+};
+
+// grouped_weight_only; w_zero_point, bias: one a layer, or none.
+inline GroupedFloatLayers grouped_weight_only_layers(const Tensor& x, const std::vector<Tensor>& w,
+                                                     const std::vector<Tensor>& w_scale,
+                                                     const std::vector<Tensor>& w_zero_point,
+                                                     const std::vector<Tensor>& bias, const Tensor& ends,
+                                                     int64_t w_bits, int64_t group_size, const std::string& activation,
+                                                     double clamp_min, double clamp_max, const MaybeTensor& rows) {
+  const auto as_many = [&](const char* argument, const std::vector<Tensor>& given, bool may_lack) {
+    if (given.size() == w.size() || (may_lack && given.empty())) return;
+    refuse(argument, std::to_string(given.size()) + " tensors",
+           std::to_string(w.size()) + ", one a layer" + (may_lack ? ", or none" : ""));
+  };
+  const auto at = [](const std::vector<Tensor>& tensors, size_t index) {
+    return tensors.empty() ? MaybeTensor() : MaybeTensor(tensors[index]);
+  };
+  if (w.empty()) refuse("w", "no tensors", "one a layer, at least one");
+  as_many("w_scale", w_scale, false);
+  as_many("w_zero_point", w_zero_point, true);
+  as_many("bias", bias, true);
+  GroupedFloatLayers g;
+  static_cast<GroupedRows&>(g) = grouped_rows(x, w.size(), ends, rows, g.keep);
+  g.layers.reserve(w.size());
+  for (size_t i = 0; i < w.size(); ++i) {
+    shape_is("w", w[i], shape_of(w[0]));
+    g.layers.push_back(weight_only_layer(x, w[i], w_scale[i], at(w_zero_point, i), at(bias, i), std::nullopt, w_bits,
+                                         group_size, activation, clamp_min, clamp_max, std::nullopt));
+  }
+  return g;
+}
+
 }  // namespace pyquant::bind

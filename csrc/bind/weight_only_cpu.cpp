@@ -49,16 +49,6 @@ Tensor ordered_rows(const cpu::IntegerWeights& weights, const Tensor& x, int64_t
   return ordered;
 }
 
-void as_many(const char* argument, const std::vector<Tensor>& given, size_t layers, bool may_lack) {
-  if (given.size() == layers || (may_lack && given.empty())) return;
-  refuse(argument, std::to_string(given.size()) + " tensors",
-         std::to_string(layers) + ", one a layer" + (may_lack ? ", or none" : ""));
-}
-
-MaybeTensor at(const std::vector<Tensor>& tensors, size_t index) {
-  return tensors.empty() ? MaybeTensor() : MaybeTensor(tensors[index]);
-}
-
 }  // namespace
 
 Tensor weight_only_linear_cpu(const Tensor& x, const Tensor& w, const Tensor& w_scale, MaybeTensor w_zero_point,
@@ -81,24 +71,14 @@ Tensor grouped_weight_only_cpu(const Tensor& x, std::vector<Tensor> w, std::vect
                                std::vector<Tensor> w_zero_point, std::vector<Tensor> bias, const Tensor& ends,
                                int64_t w_bits, int64_t group_size, Text activation, double clamp_min, double clamp_max,
                                MaybeTensor rows) {
-  if (w.empty()) refuse("w", "no tensors", "one a layer, at least one");
-  as_many("w_scale", w_scale, w.size(), false);
-  as_many("w_zero_point", w_zero_point, w.size(), true);
-  as_many("bias", bias, w.size(), true);
-  std::vector<Tensor> keep;
-  const GroupedRows g = grouped_rows(x, w.size(), ends, rows, keep);
-  std::vector<FloatLayer> checked;
+  GroupedFloatLayers g = grouped_weight_only_layers(x, w, w_scale, w_zero_point, bias, ends, w_bits, group_size,
+                                                    activation, clamp_min, clamp_max, rows);
   std::vector<cpu::WeightOnlyLayer> layers;
-  checked.reserve(w.size());
-  for (size_t i = 0; i < w.size(); ++i) {
-    shape_is("w", w[i], shape_of(w[0]));
-    checked.push_back(weight_only_layer(x, w[i], w_scale[i], at(w_zero_point, i), at(bias, i), std::nullopt, w_bits,
-                                        group_size, activation, clamp_min, clamp_max, std::nullopt));
-    layers.push_back(layer_of(checked[i], w[i], at(w_zero_point, i)));
-  }
+  for (size_t i = 0; i < w.size(); ++i)
+    layers.push_back(layer_of(g.layers[i], w[i], w_zero_point.empty() ? MaybeTensor() : MaybeTensor(w_zero_point[i])));
   const std::vector<int64_t> counts = counts_of(g, w.size(), x.size(0));
   const int64_t n = layers[0].weights.n, columns = cpu::ordered_columns(layers[0].weights);
-  const Tensor out = empty_cpu({g.count, n}, checked[0].out_type);
+  const Tensor out = empty_cpu({g.count, n}, g.layers[0].out_type);
   if (out.numel() == 0) return out;
   const int64_t present = g.ends[w.size() - 1], row_bytes = n * bits_of(layers[0].epilogue.out_type) / 8;
   auto* const results = static_cast<char*>(out.mutable_data_ptr());

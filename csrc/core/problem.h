@@ -64,9 +64,12 @@ struct GemmOperands {
   const float* bias = nullptr;            // [n]
   // Experts: row r is of expert e where expert_ends[e - 1] <= r < expert_ends[e], int32 [experts] on the device; rows
   // beyond are no expert's and become zeros. w, w_scale, w_sum, bias and an x_scale or x_zero_point of one number are
-  // of expert 0; the others' lie expert_shifts[e] bytes further, [experts] on the host.
+  // of expert 0; the others' lie expert_shifts[e] bytes further, [experts] on the host. Under floats each operand lies
+  // by itself: [4][experts], of w, w_scale, w_zero_point and bias.
   const int32_t* expert_ends = nullptr;
   const int64_t* expert_shifts = nullptr;
+  // Experts under floats: which row of x each row is, [m] on the device; null: row r of x is row r.
+  const int64_t* x_rows = nullptr;
   const void* residual = nullptr;           // [m, n], type problem.residual, row stride ldr
   void* out = nullptr;                      // [m, n], row stride ldo
   const float* out_scale = nullptr;         // [1], out == s8 or s4

@@ -97,6 +97,7 @@ GemmOperands operands_of(const py::dict& dict) {
   o.bias = pointer<const float>(at("bias"));
   o.expert_ends = pointer<const int32_t>(at("expert_ends"));
   f.get<std::vector<int64_t>>("expert_shifts", {});  // a list of the caller's: gemm.cpp
+  o.x_rows = pointer<const int64_t>(at("x_rows"));
   o.residual = pointer<const void>(at("residual"));
   o.out = pointer<void>(at("out"));
   o.out_scale = pointer<const float>(at("out_scale"));

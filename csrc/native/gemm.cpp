@@ -20,10 +20,11 @@ void add_gemm(py::module_& m) {
          int32_t device, uintptr_t stream) {
         const GemmProblem p = problem_of(problem);
         GemmOperands o = operands_of(operands);
-        std::vector<int64_t> shifts(static_cast<size_t>(std::max<int64_t>(p.experts, 0)));
+        const auto wanted = static_cast<size_t>(std::max<int64_t>(p.experts, 0) * (is_float(p.x) ? 4 : 1));
+        std::vector<int64_t> shifts(wanted);
         if (operands.contains("expert_shifts")) shifts = operands["expert_shifts"].cast<std::vector<int64_t>>();
-        if (shifts.size() != static_cast<size_t>(p.experts))
-          throw std::invalid_argument(name + ": operand 'expert_shifts' must hold " + std::to_string(p.experts) +
+        if (shifts.size() != wanted)
+          throw std::invalid_argument(name + ": operand 'expert_shifts' must hold " + std::to_string(wanted) +
                                       " numbers, got " + std::to_string(shifts.size()));
         if (p.experts > 0) o.expert_shifts = shifts.data();
         const Row& row = row_of(name);

@@ -90,9 +90,9 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
   const double groups = p.group_size > 0 ? 1 / static_cast<double>(p.group_size) : 0;  // of a code
   const double scaling = m * n / (kLanes / 2) * groups;
   if (is_weight_only(p)) {
-    // Two warps hold other rows of the tile, and what each widens its own multiplications wait for.
-    const double warps = 2 * n / 32, alone = warps * held < 8 ? kLoneWarps : 1;
-    return (clocks + scaling + weight_only_steps(p) * n * 2 / kLanes) * alone;
+    // Two warps hold other rows of the tile (of 16 rows: one), and what each widens its own multiplications wait for.
+    const double rows = m > 16 ? 2 : 1, warps = rows * n / 32, alone = warps * held < 8 ? kLoneWarps : 1;
+    return (clocks + scaling + weight_only_steps(p) * n * rows / kLanes) * alone;
   }
   // Done by every warp that holds other rows of the tile, concurrently with the tensor cores.
   const double widen = widening(p) * n * (is_wgmma ? 1 : std::max(1.0, m / 64)) / kLanes;

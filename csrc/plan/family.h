@@ -62,6 +62,8 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm80_bf16)                 \
   X(sm80_w8a16)                \
   X(sm80_w4a16)                \
+  X(sm80_w8a16_experts)        \
+  X(sm80_w4a16_experts)        \
   X(sm90_s8s8)                 \
   X(sm90_f16)                  \
   X(sm90_bf16)                 \
@@ -234,6 +236,8 @@ constexpr FamilyFacts weight_only(const char* name, DType w) {
 
 constexpr FamilyFacts sm80_w8a16() { return weight_only("sm80_w8a16", DType::s8); }
 constexpr FamilyFacts sm80_w4a16() { return weight_only("sm80_w4a16", DType::s4); }
+constexpr FamilyFacts sm80_w8a16_experts() { return with_experts(sm80_w8a16(), "sm80_w8a16_experts"); }
+constexpr FamilyFacts sm80_w4a16_experts() { return with_experts(sm80_w4a16(), "sm80_w4a16_experts"); }
 
 constexpr FamilyFacts sm90_s8s8() { return hopper("sm90_s8s8", DType::s8, DType::s8); }
 constexpr FamilyFacts sm90_f16() { return hopper("sm90_f16", DType::f16, DType::f16); }

@@ -45,6 +45,7 @@ class Router {
   // where many rows share the dequantised weights, is predicted to be.
   Route float_linear() const {
     const GemmProblem& p = request_.problem;
+    if (p.experts > 0) return with_row(Form::given, p);  // no framework reads the codes of several
     const bool are_floats = is_float(p.w);
     const Tuned* tuned = find_tuned(p, request_.has_residual, device_);
     if (tuned == nullptr ? are_floats : tuned->row == nullptr) return {Form::framework, nullptr, p};

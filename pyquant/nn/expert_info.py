@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from pyquant import ops
 from pyquant.nn.expert_kinds import by_kind
-from pyquant.nn.expert_rows import GROUPED, why_not_one_launch
+from pyquant.nn.expert_rows import GROUPED, one_launch_of
 from pyquant.nn.kernel_info import KernelInfo
 from pyquant.nn.linear_call import LinearCall
-from pyquant.ops import plan
 
 
 def explain(layers: Sequence[nn.Module], rows: int) -> KernelInfo:
@@ -27,13 +26,12 @@ def explain(layers: Sequence[nn.Module], rows: int) -> KernelInfo:
     device = next(first.buffers(), next(first.parameters(), torch.empty(0, device="cpu"))).device
     experts = f"{len(layers)} experts"
     if device.type == "cuda":
-        why = why_not_one_launch(layers, first.dtype, device) if isinstance(first, LinearCall) else "they are floats"
-        if why:
-            return _joined(infos, f"a call for each of {experts}: {why}")
-        spec = ops.LinearSpec.from_ints(first._spec)
-        found = plan.select(spec, rows, first.dtype, plan.Device.of(device), experts=len(layers))
-        kernel = cast(str, found.kernel)
-        return replace(infos[0], kernel=kernel, reason=f"one launch for {experts}", refusals=found.refusals)
+        if not isinstance(first, LinearCall):
+            return _joined(infos, f"a call for each of {experts}: they are floats")
+        found = one_launch_of(layers, rows, first.dtype, device)
+        if found.kernel is None or found.why_not:
+            return _joined(infos, f"a call for each of {experts}: {found.why_not}")
+        return replace(infos[0], kernel=found.kernel, reason=f"one launch for {experts}", refusals=found.refusals)
     if not ops.native_available():
         return _joined(infos, f"a call for each of {experts}")
     together = sum(1 for kind in kinds if isinstance(kind, tuple) and kind[0] in GROUPED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final
 
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
 from pyquant import ops
-from pyquant.errors import NativeLibraryError, UnsupportedError
+from pyquant.errors import UnsupportedError
 from pyquant.nn.expert_kinds import CODES, WEIGHT_ONLY, by_kind, weight_only_operands
 from pyquant.nn.linear_call import needs_derivative
 from pyquant.nn.qlinear import QLinear
-from pyquant.ops import plan, tuned
+from pyquant.ops import one_launch
+from pyquant.ops.one_launch import OneLaunch
 
 _ops = torch.ops.pyquant
 GROUPED: Final = (CODES, WEIGHT_ONLY)  # kinds of layers that the compiled library multiplies by in one call on a CPU
@@ -90,18 +90,18 @@ def chosen(results: Iterator[Tensor], ids: Tensor, like: Tensor) -> Tensor:
 def multiply(layers: Sequence[nn.Module], x: Tensor, split: Split, rows: Tensor | None = None) -> Tensor:
     """Rows sorted by expert, each through the layer of its expert.
 
-    split  whose rows are whose; without counts is_one_call(layers, x) holds on a GPU, and rows of no expert give zeros.
+    split  whose rows are whose; without counts is_one_call holds on a GPU, and rows of no expert give zeros.
     rows   int64: which rows of x are meant, in this order; None: all of them, as they are.
     """
     if split.counts is None:
-        return _of_codes(layers, x, split.ends, rows)
+        return _grouped(layers, x, split.ends, rows)
     here: list[Any] = [layer for layer, count in zip(layers, split.counts, strict=True) if count]
     counts = [count for count in split.counts if count]
     if not here:
         last: Any = layers[-1]
         return x.new_zeros(0, last.out_features)
-    if is_on_gpu(x) and is_one_call(here, x):  # which is told of all
-        return _of_codes(layers, x, split.ends, rows)
+    if one_launch.is_on_gpu(x) and is_one_call(layers, x, sum(counts)):
+        return _grouped(layers, x, split.ends, rows)
     calls = _calls(here, x)
     if len(calls) == 1:
         return _in_one_call(here, x, counts, rows)
@@ -123,7 +123,7 @@ def multiply(layers: Sequence[nn.Module], x: Tensor, split: Split, rows: Tensor 
 def _calls(layers: Sequence[nn.Module], x: Tensor) -> list[list[int]]:
     """The places of the layers that a call each multiplies by: on a CPU those of one kind are one call of the compiled
     library, with the bits of one call each."""
-    if is_on_gpu(x) or not _may_be_grouped(x):
+    if one_launch.is_on_gpu(x) or not _may_be_grouped(x):
         return [[place] for place in range(len(layers))]
     calls: list[list[int]] = []
     for kind, places in by_kind(layers).items():
@@ -143,40 +143,40 @@ def _in_one_call(layers: Sequence[Any], x: Tensor, counts: Sequence[int], rows: 
         y: Tensor = layers[0](x if rows is None else x[rows])
         return y
     ends = torch.tensor(counts, dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)
-    first = layers[0]
-    if first._is_direct:
-        return _of_codes(layers, x, ends, rows)
-    w = first.scheme.weights
-    how = (w.bits, w.group_size or 0, first.activation, *first.clamp)
-    grouped: Tensor = _ops._grouped_weight_only.default(x, *weight_only_operands(layers), ends, *how, rows)
-    return grouped
+    return _grouped(layers, x, ends, rows)
 
 
-def is_one_call(layers: Sequence[nn.Module], x: Tensor) -> bool:
-    """Whether a kernel of the GPU multiplies the rows of all these layers in one launch, with the bits of one call
-    each: they are quantised alike, nobody watches their calls or asks for derivatives."""
-    if len(layers) < 2 or not is_on_gpu(x) or not _may_be_grouped(x):
+def is_one_call(layers: Sequence[nn.Module], x: Tensor, rows: int) -> bool:
+    """Whether a kernel of the GPU multiplies the rows of all these layers in one launch: they are quantised alike,
+    nobody watches their calls or asks for derivatives, and nothing else is predicted to be quicker.
+
+    rows  how many in all. Where nobody may wait for the device, one launch is taken whatever is quicker.
+    """
+    if len(layers) < 2 or not one_launch.is_on_gpu(x) or not _may_be_grouped(x):
         return False
-    return not why_not_one_launch(layers, x.dtype, x.device)
+    found = one_launch_of(layers, rows, x.dtype, x.device)
+    return found.kernel is not None and (not found.why_not or must_not_wait(x))
 
 
-def why_not_one_launch(layers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
-    """What keeps layers from being multiplied in one launch on a GPU; '' where nothing does."""
+def one_launch_of(layers: Sequence[Any], rows: int, dtype: torch.dtype, device: torch.device) -> OneLaunch:
+    """The kernel of a GPU that multiplies so many rows of layers in one launch, or what keeps it from that."""
     kinds = by_kind(layers)
     if len(kinds) > 1:
-        return "the layers differ in scheme, or their calls are watched"
-    kind = next(iter(kinds))
-    if not isinstance(kind, tuple) or kind[0] != CODES:
-        return "the kernels that serve several experts in one launch multiply codes by codes"
-    if not _kernel_takes(layers[0]._spec, len(layers), dtype, device, tuned.edition()):
-        return "no kernel serves several experts of this scheme and these sizes in one launch"
-    return ""
+        return OneLaunch(None, "the layers differ in scheme, or their calls are watched")
+    kind, first = next(iter(kinds)), layers[0]
+    if not isinstance(kind, tuple) or kind[0] not in GROUPED:
+        return OneLaunch(None, "the kernels that serve several experts in one launch multiply by integer weights")
+    if kind[0] == CODES:
+        return one_launch.of_codes(ops.LinearSpec.from_ints(first._spec), len(layers), rows, dtype, device)
+    w, held = first.scheme.weights, [layer._buffers["storage"] for layer in layers]
+    sizes = (first.out_features, first.in_features, w.bits, w.group_size or 0, first.weight_zero_point is not None)
+    return one_launch.of_weight_only(held, *sizes, rows, dtype, device)
 
 
 def _may_be_grouped(x: Tensor) -> bool:
     """Whether this call may be one for several layers: the compiled library is there, Python itself is neither recorded
     nor transformed, no hook waits for every module, and nobody asks for derivatives or casts inputs."""
-    if type(x) is not Tensor or not ops.native_available() or not (is_on_gpu(x) or x.device.type == "cpu"):
+    if type(x) is not Tensor or not ops.native_available() or not (one_launch.is_on_gpu(x) or x.device.type == "cpu"):
         return False
     if needs_derivative(x, None) or torch.is_autocast_enabled(x.device.type):
         return False
@@ -196,26 +196,18 @@ def with_codes_of_tokens(call: Callable[..., Tensor], layer: QLinear, x: Tensor,
     return call(codes[rows], x_scale=scale[rows], x_zero_point=None if symmetric else zero_point[rows])
 
 
-@lru_cache(maxsize=1024)
-def _kernel_takes(spec: tuple[int, ...], experts: int, dtype: torch.dtype, device: torch.device, edition: int) -> bool:
-    """Whether the plan has a kernel for so many layers of a spec in one launch. edition: of the measured choices that
-    the plan follows, as others are another answer."""
-    try:
-        found = plan.select(ops.LinearSpec.from_ints(spec), 1, dtype, plan.Device.of(device), experts=experts)
-    except NativeLibraryError:
-        return False
-    return found.kernel is not None
-
-
-def is_on_gpu(x: Tensor) -> bool:
-    """Whether CUDA kernels multiply it."""
-    return x.is_cuda
-
-
-def _of_codes(layers: Sequence[Any], x: Tensor, ends: Tensor, rows: Tensor | None) -> Tensor:
-    packed = [layer._buffers["storage"] for layer in layers]
-    y: Tensor = _ops._grouped_linear.default(x, packed, ends, layers[0]._spec, rows, out_dtype=x.dtype)
-    return y
+def _grouped(layers: Sequence[Any], x: Tensor, ends: Tensor, rows: Tensor | None) -> Tensor:
+    """Layers of one kind in one call of the compiled library."""
+    first = layers[0]
+    if first._is_direct:
+        packed = [layer._buffers["storage"] for layer in layers]
+        y: Tensor = _ops._grouped_linear.default(x, packed, ends, first._spec, rows, out_dtype=x.dtype)
+        return y
+    w = first.scheme.weights
+    how = (w.bits, w.group_size or 0, first.activation, *first.clamp)
+    x, operands = one_launch.on_16_bytes(x), weight_only_operands(layers)
+    together: Tensor = _ops._grouped_weight_only.default(x, *operands, ends, *how, rows)
+    return together
 
 
 def added(y: Tensor, order: Tensor, weights: Tensor) -> Tensor:

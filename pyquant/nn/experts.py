@@ -126,7 +126,7 @@ class QExperts(nn.Module):
         ->   [S, H], and int64 [T * k], whose first S say of which slots; of others nobody here knows the result.
         """
         # By the device: kernels multiply the rows of all experts at once, and learn there whose they are.
-        is_told = all(is_one_call(layers, x) for layers in self._pairs())
+        is_told = all(is_one_call(layers, x, ids.numel()) for layers in self._pairs())
         if not is_told and must_not_wait(x):  # every expert takes every token: more work, and no count of rows to know
             y = chosen((self._alone(e, x) for e in range(len(self.here))), ids, x)
             return y, torch.arange(ids.numel(), device=x.device)

@@ -117,14 +117,21 @@ def product_of(
 ) -> tuple[str, dict[str, Any], bool]:
     """(entry, problem, int4_range) of the plan's route for an integer or weight-only layer that takes floats."""
     if scheme.inputs is None:
-        short, group = _half(dtype), scheme.weights.group_size or 0
-        word = code_type(scheme.weights.bits).native_name
-        problem = {"m": m, "n": n, "k": k, "x": short, "w": word, "out": short, "group_size": group}
-        problem |= {"ldx": k, "ldw": code_type(scheme.weights.bits).columns(k) * (2 if word == "s4" else 1), "ldo": n}
-        return "float_linear", problem | {"has_w_zero_point": not scheme.weights.symmetric}, False
+        w = scheme.weights
+        return "float_linear", weight_only_problem(n, k, w.bits, w.group_size or 0, not w.symmetric, m, dtype), False
     spec = spec_of(scheme, n, k, device)
     problem = plan.problem_of(spec, m, dtype) | {"x": _half(dtype), "k": k, "ldx": k}
     return "linear", problem, INT4.holds(spec.x_qmin, spec.x_qmax)
+
+
+def weight_only_problem(
+    n: int, k: int, w_bits: int, group_size: int, has_zero_point: bool, m: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """The product of a layer of integer weights under floats. group_size: 0 for one scale a channel."""
+    short, code = _half(dtype), code_type(w_bits)
+    problem = {"m": m, "n": n, "k": k, "x": short, "w": code.native_name, "out": short, "group_size": group_size}
+    ldw = code.columns(k) * (2 if code.native_name == "s4" else 1)
+    return problem | {"ldx": k, "ldw": ldw, "ldo": n, "has_w_zero_point": has_zero_point}
 
 
 def spec_of(scheme: QScheme, n: int, k: int, device: plan.Device | None) -> LinearSpec:

@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyquant.errors import ArgumentError
+from pyquant.ops import one_launch
 from pyquant.ops.schema import ROUTED, TAGS
+from pyquant.ops.spec import LinearSpec
 
 _ops = torch.ops.pyquant
 
@@ -77,6 +79,16 @@ def _blank(x: Tensor, columns: int, dtype: torch.dtype, others: Tensor | None) -
     return x.new_zeros(x.shape[0], columns, dtype=dtype) if others is None else others.clone()
 
 
+def _are_all(layers: Sequence[Tensor], experts: Sequence[int], others: Tensor | None) -> bool:
+    """Whether these are the layers of all experts, and more than one."""
+    return len(layers) > 1 and not experts and others is None
+
+
+def _ends_there(counts: Tensor) -> Tensor:
+    """int32, on their device: where the rows of each layer end. Nobody waits for the numbers, so none is checked."""
+    return counts.cumsum(0).to(torch.int32)
+
+
 def _is_compiled(x: Tensor, name: str) -> bool:
     """Whether the compiled library multiplies by several layers in one call."""
     return x.device.type == "cpu" and torch._C._dispatch_has_kernel_for_dispatch_key(f"pyquant::{name}", "CPU")
@@ -93,8 +105,14 @@ def routed_linear(
     experts: Sequence[int] = (),
     others: Tensor | None = None,
 ) -> Tensor:
-    """qlinear of each layer's rows; on a CPU with the compiled library in one call."""
-    rows, per_row = _Rows.of(x, counts, len(packed), experts), (x_scale, x_zero_point)
+    """qlinear of each layer's rows; with the compiled library in one call, on a GPU where it has a kernel for that."""
+    per_row = (x_scale, x_zero_point)
+    if one_launch.is_on_gpu(x) and _are_all(packed, experts, others):
+        found = one_launch.of_codes(LinearSpec.from_ints(spec), len(packed), x.shape[0], out_dtype, x.device)
+        if found.kernel is not None:
+            operands = (x, list(packed), _ends_there(counts), spec, None, *per_row, out_dtype)
+            return _ops._grouped_linear.default(*operands)  # type: ignore[no-any-return]
+    rows = _Rows.of(x, counts, len(packed), experts)
     native = _is_compiled(x, "_grouped_linear")
     if native and rows.is_all and others is None:  # as the rows lie
         ends = counts.cumsum(0).to(torch.int32)
@@ -136,9 +154,16 @@ def routed_weight_only(
     experts: Sequence[int] = (),
     others: Tensor | None = None,
 ) -> Tensor:
-    """weight_only_linear of each layer's rows, on a CPU with the compiled library in one call; no zero points, or no
-    biases: []."""
-    rows, how = _Rows.of(x, counts, len(w), experts), (w_bits, group_size, activation, clamp_min, clamp_max)
+    """weight_only_linear of each layer's rows; with the compiled library in one call, on a GPU where it has a kernel
+    for that and nothing else is quicker. No zero points, or no biases: []."""
+    how = (w_bits, group_size, activation, clamp_min, clamp_max)
+    if one_launch.is_on_gpu(x) and _are_all(w, experts, others):
+        sizes = (n, x.shape[1], w_bits, group_size, bool(w_zero_point))
+        found = one_launch.of_weight_only(w, *sizes, x.shape[0], x.dtype, x.device)
+        if found.kernel is not None and not found.why_not:
+            operands = (list(w), list(w_scale), list(w_zero_point), list(bias), _ends_there(counts))
+            return _ops._grouped_weight_only.default(one_launch.on_16_bytes(x), *operands, *how)  # type: ignore[no-any-return]
+    rows = _Rows.of(x, counts, len(w), experts)
     native, present = _is_compiled(x, "_grouped_weight_only"), rows.present()
 
     def together(x: Tensor, layers: list[int]) -> Tensor:

@@ -101,7 +101,7 @@ def test_the_build_that_is_here_says_what_it_needs() -> None:
     pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
     seen = gpu_runtime()
     if seen.build["cuda"]:
-        assert seen.build["minimum_driver"] == (580 if seen.build["cuda_runtime"] >= 13000 else 525)
+        assert seen.build["minimum_driver"] == (580 if seen.build["cuda_runtime"] >= 13000 else 530)
         assert f"needs driver {seen.build['minimum_driver']}" in "\n".join(gpu_lines(seen))
     else:
         assert seen.build["why_no_cuda"] in "\n".join(gpu_lines(seen))

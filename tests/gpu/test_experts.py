@@ -1,5 +1,5 @@
-"""The experts of a bank in two launches: every row has the bits of its expert's own layer, whoever else has rows, in
-every mode of the simulator; nothing is copied and nobody waits, so that a call can be captured."""
+"""The experts of a bank in two launches, where they multiply codes: every row has the bits of its expert's own layer,
+whoever else has rows, in every mode of the simulator; nothing is copied and nobody waits: a call can be captured."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 import pyquant
 from pyquant import QLinear, ops
 from pyquant.nn import expert_rows, expert_rules
-from pyquant.ops import plan
+from pyquant.ops import one_launch, plan
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
 ROWS = {
     row["name"]: row
     for row in NATIVE.kernel_table()
-    if row["compiled"] and row["experts_only"] and row["sm_min"] <= SM < row["sm_end"]
+    if row["compiled"] and row["experts_only"] and "s8" in row["x"] and row["sm_min"] <= SM < row["sm_end"]
 }
 pytestmark = pytest.mark.skipif(not ROWS, reason="no row of experts for this chip is built")
 CPU = ops.layout_for(torch.device("cpu"))
@@ -354,9 +354,9 @@ def test_a_bank_waits_for_nobody_and_has_the_bits_of_the_cpu(
         move(bank, device)
         served = Served(device)
         monkeypatch.setattr(expert_rows, "_ops", served)
-        monkeypatch.setattr(expert_rows, "is_on_gpu", lambda _: True)
+        monkeypatch.setattr(one_launch, "is_on_gpu", lambda _: True)
         monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(**NATIVE.device_info(0))))
-        expert_rows._kernel_takes.cache_clear()
+        one_launch.forget()
         monkeypatch.setattr(expert_rows.Sorted, "split", None)  # would wait
         for case, wanted in zip(cases, want, strict=True):
             assert torch.equal(bank(*case), wanted)
@@ -376,7 +376,7 @@ def test_a_bank_waits_for_nobody_and_has_the_bits_of_the_cpu(
 
 def test_layers_of_other_kinds_are_called_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the plan has no row for: is_one_call asks it."""
-    monkeypatch.setattr(expert_rows, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(one_launch, "is_on_gpu", lambda _: True)
     monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(80, 108, 166912, 41943040)))
     monkeypatch.setattr(plan, "select", lambda *a, only_compiled=True, **k: _select(*a, only_compiled=False, **k))
     x = torch.zeros(2, 64)
@@ -389,14 +389,14 @@ def test_layers_of_other_kinds_are_called_one_by_one(monkeypatch: pytest.MonkeyP
         (pyquant.W4A8Dynamic(16), "rows", False),
         (pyquant.W4A16(32), "rows", False),
     ):
-        expert_rows._kernel_takes.cache_clear()
+        one_launch.forget()
         layers = [QLinear.from_float(nn.Linear(64, 16), scheme).eval() for _ in range(2)]
         for layer in layers:
             if layer._spec:
                 layer._spec = replace(ops.LinearSpec.from_ints(layer._spec), layout=layout).to_ints()
         with torch.no_grad():
-            assert expert_rows.is_one_call(layers, x) == goes, scheme
-    expert_rows._kernel_takes.cache_clear()
+            assert expert_rows.is_one_call(layers, x, 2) == goes, scheme
+    one_launch.forget()
 
 
 _select = plan.select

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import pyquant
 from pyquant import QExperts, QLinear
 from pyquant.nn import expert_rows, expert_rules
-from pyquant.ops import plan, tuned
+from pyquant.ops import one_launch, plan, tuned
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is a demo extra and not installed"
@@ -177,23 +177,23 @@ def test_what_the_plan_says_of_a_launch_is_asked_again_after_other_measurements(
 ) -> None:
     """pyquant tune, and tuned.activate by hand."""
     answers = {"kernel": None}
-    monkeypatch.setattr(expert_rows, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(one_launch, "is_on_gpu", lambda _: True)
     monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(80, 108, 166912, 41943040)))
     monkeypatch.setattr(plan, "select", lambda *_, **__: plan.Selection(answers["kernel"], 1.0, (), False))
     layers, x = (
         [QLinear.from_float(nn.Linear(32, 16), pyquant.W8A8Dynamic()).eval() for _ in range(2)],
         torch.zeros(2, 32),
     )
-    expert_rows._kernel_takes.cache_clear()
+    one_launch.forget()
     try:
         with torch.no_grad():
-            assert not expert_rows.is_one_call(layers, x)
+            assert not expert_rows.is_one_call(layers, x, 2)
             answers["kernel"] = "gemm_sm80_s8s8_experts"  # type: ignore[assignment]
-            assert not expert_rows.is_one_call(layers, x)  # remembered
+            assert not expert_rows.is_one_call(layers, x, 2)  # remembered
             tuned.activate(tuned.load())
-            assert expert_rows.is_one_call(layers, x)
+            assert expert_rows.is_one_call(layers, x, 2)
     finally:
-        expert_rows._kernel_takes.cache_clear()
+        one_launch.forget()
 
 
 def test_whoever_leads_calls_round_sees_each() -> None:

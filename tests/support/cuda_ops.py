@@ -74,7 +74,8 @@ class SimulatedOps(CudaOps):
         self._definitions = torch.library.Library("pyquant_sim", "DEF")
         for name, schema in SCHEMAS.items():
             self._definitions.define(name + schema)
-        self._definitions.define("_grouped_linear" + NATIVE["_grouped_linear"])
+        for name in ("_grouped_linear", "_grouped_weight_only"):
+            self._definitions.define(name + NATIVE[name])
         self._definitions.define("to_device(Tensor x) -> Tensor")
         self._definitions.define("allocations(Tensor like) -> int")
         self._definitions.define("use_stream(Tensor like, int stream, bool keep) -> ()")

@@ -76,6 +76,16 @@ def _weight_only(math: str, float_type: str = "6__half") -> Callable[[Row], str]
     return kernel
 
 
+def _weight_only80(bits: int, experts: str) -> Callable[[Row], str]:
+    """The same by mma.sync."""
+
+    def kernel(row: Row) -> str:
+        m, n, _ = row["tile"]
+        return rf"gemm_weight_only{experts}80_kernel.*11DecodeW{bits}A16I6__halfEELi{m}ELi{n}E"
+
+    return kernel
+
+
 def _weight_only_steps(row: Row) -> int:
     return 8 * (2 + (3 if row["tile"][0] <= 64 else 1))
 
@@ -159,18 +169,11 @@ FAMILIES = {
         r"IMMA\.16832\.S8\.S8",
         warp_steps(32),
     ),
-    "sm80_w4a16": Family(
-        lambda row: r"gemm_weight_only80_kernel.*11DecodeW4A16I6__halfEELi{}ELi{}E".format(*row["tile"]),
-        BOTH,
-        r"HMMA\.16816\.F32$",
-        warp_steps(16),
-    ),
-    "sm80_w8a16": Family(
-        lambda row: r"gemm_weight_only80_kernel.*11DecodeW8A16I6__halfEELi{}ELi{}E".format(*row["tile"]),
-        BOTH,
-        r"HMMA\.16816\.F32$",
-        warp_steps(16),
-    ),
+    **{
+        f"sm80_w{bits}a16{experts}": Family(_weight_only80(bits, experts), BOTH, r"HMMA\.16816\.F32$", warp_steps(16))
+        for bits in (4, 8)
+        for experts in ("", "_experts")
+    },
     "sm80_s4s4": Family(
         _multistage("NS_15integer_subbyteILi4ELb1EEE"), ("sm_80",), r"IMMA\.16864\.S4\.S4", warp_steps(64)
     ),

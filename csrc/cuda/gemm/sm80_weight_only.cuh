@@ -8,6 +8,8 @@
 //   codes: a lane takes 8 codes of each 32 of both operands, in any order of k: its words of weights become fragments
 //   without a shuffle (decode_math.cuh). 16-byte pieces of neighbouring rows change places in shared memory, so that no
 //   banks collide.
+//   The experts of a mixture take the same block for a tile, whose rows of x lie where a table says
+//   (sm80_weight_only_experts.cuh).
 //   limits: rows of x and w on 16-byte boundaries, K whole pieces of 16 bytes of weights, group sizes multiples of 32.
 //   Any M, N, output and residual.
 #pragma once
@@ -27,15 +29,18 @@ struct WeightOnlyOperands80 {
   const int32_t* w_zero_point;  // likewise
   int32_t k, groups, group_codes;
   int32_t tiles_m, tiles_n;
-  int32_t share_codes;  // of K, of a block but the last
-  uint32_t* arrivals;   // [tile], cleared before the launch
-  float4* partials;     // [tile][share][quarter of a thread's sums][thread]
+  int32_t share_codes;    // of K, of a block but the last
+  const int64_t* x_rows;  // of traits that choose: which row of x each row is, or null
+  uint32_t* arrivals;     // [tile], cleared before the launch
+  float4* partials;       // [tile][share][quarter of a thread's sums][thread]
 };
 
-template <class Math_, int kTileM, int kTileN, int kTileK, int kWarpM, int kWarpN, int kWarpK, int kStages_>
+// kChooses_: rows of x lie where WeightOnlyOperands80::x_rows says.
+template <class Math_, int kTileM, int kTileN, int kTileK, int kWarpM, int kWarpN, int kWarpK, int kStages_,
+          bool kChooses_ = false>
 struct WeightOnlyTraits80 {
   using Math = Math_;
-  static constexpr bool kNibbles = is_packed(Math::kW);
+  static constexpr bool kNibbles = is_packed(Math::kW), kChooses = kChooses_;
   static constexpr int kTokens = kTileM, kChannels = kTileN, kWarpTokens = kWarpM, kStages = kStages_;
   static constexpr int kWarpsN = kTileN / kWarpN, kThreads = 32 * (kTileM / kWarpM) * kWarpsN;
   static constexpr int kRows = kWarpM / 16, kColumns = kWarpN / 8;  // products of a warp: 16 tokens x 8 channels
@@ -49,6 +54,7 @@ struct WeightOnlyTraits80 {
   // 16-byte copies: neighbouring threads take neighbouring pieces of a row, then the next rows.
   static constexpr int kXPieces = kXPitch / 16, kWPieces = kWPitch / 16;
   static constexpr int kXRows = kThreads / kXPieces, kWRows = kThreads / kWPieces;
+  static constexpr int kXCopies = (kTileM - 1) / kXRows + 1;  // of a thread
   static_assert(kTileK == 64 && kWarpK == 32 && kWarpN == 32, "the places of codes in shared memory follow from these");
   static_assert(kTileM % kWarpM == 0 && kTileN % kWarpN == 0 && kWarpM % 16 == 0 && kStages >= 2);
   static_assert(kXRows % 2 == 0 && kWRows % 8 == 0, "rows that a thread copies have their pieces in the same places");
@@ -81,12 +87,19 @@ struct WeightOnlyBlock80 {
   int32_t row_x, row_w, rows_x, rows_w;  // of the tile: first ones that this thread copies; rows inside of M, N
   int32_t rest_x, rest_w;                // codes from its piece of the next stage to the end of K
   const uint8_t *next_x, *next_w;
-  uint32_t copy_x, copy_w, read_x, read_w;    // in buffer 0
-  uint32_t copy_buffer = 0, read_buffer = 0;  // of the stage that is copied next, of the stage that is read
+  int32_t chosen[T::kChooses ? T::kXCopies : 1];  // rows of x, behind next_x
+  uint32_t copy_x, copy_w, read_x, read_w;        // in buffer 0
+  uint32_t copy_buffer = 0, read_buffer = 0;      // of the stage that is copied next, of the stage that is read
   uint32_t turn_x = 64 * (g % 2), turn_w;
   Offset offset[T::kColumns];           // of channels g, 8 + g, 16 + g and 24 + g of the warp
   float acc[T::kRows][T::kColumns][4];  // sums of the current group
   float sum[T::kRows][T::kColumns][4];
+
+  // Keeps the compiler from holding the distances of all rows in registers, twice as many.
+  static __device__ __forceinline__ int32_t opaque(int32_t row) {
+    asm volatile("" : "+r"(row));
+    return row;
+  }
 
   static __device__ __forceinline__ void turn(uint32_t& buffer) {
     buffer += T::kStageBytes;
@@ -99,15 +112,25 @@ struct WeightOnlyBlock80 {
     return piece ^ (T::kNibbles ? row / 4 % 2 : 2 * (row / 2 % 2));
   }
 
-  __device__ __forceinline__ void start_addresses() {
+  // At a tile's first token and channel.
+  __device__ __forceinline__ void start_addresses_at(int32_t first_token, int32_t first_channel) {
     const int32_t thread = static_cast<int32_t>(threadIdx.x);
-    tile_of_block80<T::kTokens, T::kChannels>(o.tiles_m, o.tiles_n, m0, n0);
+    m0 = first_token, n0 = first_channel;
     const int32_t piece_x = thread % T::kXPieces, piece_w = thread % T::kWPieces;
     constexpr int32_t kCodes = 128 / bits_of(Math::kW);  // of a piece of weights
     row_x = thread / T::kXPieces, row_w = thread / T::kWPieces;
     rows_x = p.m - m0, rows_w = p.n - n0;
     rest_x = o.k - 8 * piece_x, rest_w = o.k - kCodes * piece_w;
-    next_x = o.x + (m0 + row_x) * o.ldx_bytes + 16 * piece_x;
+    if constexpr (T::kChooses) {
+      next_x = o.x + 16 * piece_x;
+#pragma unroll
+      for (int i = 0; i < T::kXCopies; ++i) {
+        const int32_t row = row_x + i * T::kXRows;
+        chosen[i] = row >= rows_x ? 0 : o.x_rows ? static_cast<int32_t>(__ldg(o.x_rows + m0 + row)) : m0 + row;
+      }
+    } else {
+      next_x = o.x + (m0 + row_x) * o.ldx_bytes + 16 * piece_x;
+    }
     next_w = o.w + (n0 + row_w) * o.ldw_bytes + 16 * piece_w;
     copy_x = shared + row_x * T::kXPitch + 16 * (piece_x ^ (4 * (row_x % 2)));
     copy_w = shared + T::kXBytes + row_w * T::kWPitch + 16 * place_of_w(row_w, piece_w);
@@ -140,9 +163,10 @@ struct WeightOnlyBlock80 {
 #pragma unroll
     for (int i = 0; i * T::kXRows < T::kTokens; ++i) {
       const int32_t row = row_x + i * T::kXRows;
+      if constexpr (T::kChooses) x = next_x + int64_t{opaque(chosen[i])} * static_cast<int32_t>(o.ldx_bytes);
       if (T::kTokens % T::kXRows == 0 || row < T::kTokens)
         copy_async(copy_x + copy_buffer + i * T::kXRows * T::kXPitch, x, rest_x > 0 && row < rows_x);
-      advance(x, T::kXRows * o.ldx_bytes);
+      if constexpr (!T::kChooses) advance(x, T::kXRows * o.ldx_bytes);
     }
 #pragma unroll
     for (int i = 0; i * T::kWRows < T::kChannels; ++i) {
@@ -283,14 +307,10 @@ __device__ __forceinline__ bool add_shares(WeightOnlyBlock80<T>& block) {
   return true;
 }
 
+// The sums of a block over codes first to end of K, where its addresses are.
 template <class T>
-__global__ void __launch_bounds__(T::kThreads, T::kResident)
-    gemm_weight_only80_kernel(const WeightOnlyOperands80 o, const EpilogueParams p) {
-  extern __shared__ __align__(128) uint8_t weight_only80_shared[];
-  WeightOnlyBlock80<T> block{o, p, shared_address(weight_only80_shared)};
-  block.start_addresses();
-  const int32_t first = static_cast<int32_t>(blockIdx.z) * o.share_codes, end = min(o.k, first + o.share_codes);
-  block.skip(first);
+__device__ __forceinline__ void multiply_weight_only80(WeightOnlyBlock80<T>& block, int32_t first, int32_t end) {
+  const WeightOnlyOperands80& o = block.o;
 #pragma unroll
   for (int s = 0; s < T::kStages - 1; ++s) block.fetch();
   block.begin();
@@ -314,8 +334,45 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
     }
   }
   wait_for_copies<0>();
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreads, T::kResident)
+    gemm_weight_only80_kernel(const WeightOnlyOperands80 o, const EpilogueParams p) {
+  extern __shared__ __align__(128) uint8_t weight_only80_shared[];
+  WeightOnlyBlock80<T> block{o, p, shared_address(weight_only80_shared)};
+  int32_t m0, n0;
+  tile_of_block80<T::kTokens, T::kChannels>(o.tiles_m, o.tiles_n, m0, n0);
+  block.start_addresses_at(m0, n0);
+  const int32_t first = static_cast<int32_t>(blockIdx.z) * o.share_codes, end = min(o.k, first + o.share_codes);
+  block.skip(first);
+  multiply_weight_only80(block, first, end);
   if (gridDim.z > 1 && !add_shares(block)) return;
   store_warp80(block.sum, p, block.m0, block.n0);
+}
+
+// What blocks read, of the whole K.
+template <class Math>
+WeightOnlyOperands80 weight_only_operands80(const GemmCall& call) {
+  const GemmProblem& p = call.problem;
+  WeightOnlyOperands80 o{};
+  o.x = static_cast<const uint8_t*>(call.operands.x);
+  o.w = static_cast<const uint8_t*>(call.operands.w);
+  o.ldx_bytes = 2 * p.ldx;
+  o.ldw_bytes = p.ldw * bits_of(Math::kW) / 8;
+  o.w_scale = call.operands.w_scale;
+  o.w_zero_point = p.has_w_zero_point ? call.operands.w_zero_point : nullptr;
+  o.k = static_cast<int32_t>(p.k);
+  o.groups = p.group_size == 0 ? 1 : static_cast<int32_t>(p.k / p.group_size);
+  o.group_codes = static_cast<int32_t>(p.group_size == 0 ? std::max<int64_t>(p.k + 31, 32) / 32 * 32 : p.group_size);
+  return o;
+}
+
+// Of the scaled sum.
+inline EpilogueParams weight_only_epilogue80(const GemmCall& call) {
+  EpilogueParams epilogue = epilogue_params(call);
+  epilogue.w_scale = nullptr;
+  return epilogue;
 }
 
 template <template <class> class Math, int kTileM, int kTileN, int kTileK, int kWarpM, int kWarpN, int kWarpK,
@@ -344,16 +401,7 @@ struct GemmSm80WeightOnly {
   static void run_as(const GemmCall& call) {
     using Traits = WeightOnlyTraits80<Math<Float>, kTileM, kTileN, kTileK, kWarpM, kWarpN, kWarpK, kStages>;
     const GemmProblem& p = call.problem;
-    WeightOnlyOperands80 o{};
-    o.x = static_cast<const uint8_t*>(call.operands.x);
-    o.w = static_cast<const uint8_t*>(call.operands.w);
-    o.ldx_bytes = 2 * p.ldx;
-    o.ldw_bytes = p.ldw * bits_of(Traits::Math::kW) / 8;
-    o.w_scale = call.operands.w_scale;
-    o.w_zero_point = p.has_w_zero_point ? call.operands.w_zero_point : nullptr;
-    o.k = static_cast<int32_t>(p.k);
-    o.groups = p.group_size == 0 ? 1 : static_cast<int32_t>(p.k / p.group_size);
-    o.group_codes = static_cast<int32_t>(p.group_size == 0 ? std::max<int64_t>(p.k + 31, 32) / 32 * 32 : p.group_size);
+    WeightOnlyOperands80 o = weight_only_operands80<typename Traits::Math>(call);
     const Shares shares(call);
     o.share_codes = static_cast<int32_t>(std::max<int64_t>(shares.codes, 1));
     if (shares.count > 1) {
@@ -362,13 +410,11 @@ struct GemmSm80WeightOnly {
     }
     o.tiles_m = static_cast<int32_t>((p.m + kTileM - 1) / kTileM);
     o.tiles_n = static_cast<int32_t>((p.n + kTileN - 1) / kTileN);
-    EpilogueParams epilogue = epilogue_params(call);  // of the scaled sum
-    epilogue.w_scale = nullptr;
     LaunchShape shape;
     shape.grid = dim3(static_cast<unsigned>(shares.tiles), 1, static_cast<unsigned>(shares.count));
     shape.block = dim3(Traits::kThreads);
     shape.shared_bytes = Traits::kSharedBytes;
-    launch<gemm_weight_only80_kernel<Traits>>(call.name, shape, call.context, o, epilogue);
+    launch<gemm_weight_only80_kernel<Traits>>(call.name, shape, call.context, o, weight_only_epilogue80(call));
   }
 
   static void run(const GemmCall& call) {
