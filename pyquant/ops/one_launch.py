@@ -16,6 +16,9 @@ from pyquant.ops import plan, tuned
 from pyquant.ops.layer_time import HALVES, weight_only_problem
 from pyquant.ops.spec import LinearSpec
 
+# Microseconds that the host takes for a layer's call, whatever the device does meanwhile (`python -m bench.call_cost`,
+# docs/figures.md), and, by assumption, until it knows the rows of each layer: no call can be made before.
+CALL_US, WAIT_US = 6.7, 10.0
 NO_KERNEL: Final = "no kernel serves several experts of this scheme and these sizes in one launch"
 
 
@@ -64,7 +67,8 @@ def of_weight_only(
     device: torch.device,
 ) -> OneLaunch:
     """Layers of integer weights [n, k] under floats. One launch is taken where it is predicted to be quicker than a
-    call for each layer at work, rows spread evenly; beyond some hundred rows a layer, Hopper's kernels for one are.
+    call for each layer at work, rows spread evenly, after waiting for their numbers; beyond some hundred rows a layer,
+    Hopper's kernels for one are.
 
     weights     the codes of each, as packed.
     group_size  0: one scale a channel.
@@ -125,6 +129,6 @@ def _of_weight_only(
         each, _, _ = plan._native().layer_time("float_linear", problem | {"m": -(-rows // at_work)}, vars(at))
     except NativeLibraryError:
         return OneLaunch(None, NO_KERNEL)
-    is_quicker = found.predicted_us <= each * at_work
+    is_quicker = found.predicted_us <= max(each, CALL_US) * at_work + WAIT_US
     why_not = "" if is_quicker else f"one after the other they are predicted to be quicker, at {rows} rows"
     return OneLaunch(found.kernel, why_not, found.refusals)

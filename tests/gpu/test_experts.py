@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import accept
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import pyquant
 from pyquant import QLinear, ops
 from pyquant.nn import expert_rows, expert_rules
-from pyquant.ops import one_launch, plan
+from pyquant.ops import one_launch, plan, routed
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
@@ -372,6 +373,36 @@ def test_a_bank_waits_for_nobody_and_has_the_bits_of_the_cpu(
             torch.cuda.set_sync_debug_mode("default")
     for one, wanted in zip(got, want, strict=True):
         assert torch.equal(one.cpu(), wanted)
+
+
+@pytest.mark.parametrize("inputs", ["dynamic", "static"])
+def test_a_compiled_graph_takes_the_same_launch(device: CudaOps, monkeypatch: pytest.MonkeyPatch, inputs: str) -> None:
+    """The op of graphs, which is Python: the numbers of rows stay on the device."""
+    if not device.is_simulator:
+        pytest.skip("of a GPU: test_whole_models.py")
+    spec, counts = spec_of(next(iter(ROWS)), input=inputs), [3, 0, 12, 1, 4]
+    layers, x = Layers.of(4, spec, "graph op"), torch.randn(20, K)
+    x_scale = None
+    want = layers.want(x, counts)
+    if inputs == "dynamic":  # codes are given, as a token has the same for all of its experts
+        x, x_scale, _ = ops.quantize_dynamic(x, "per_token", 0, True, spec.x_qmin, spec.x_qmax)
+    packed = [device.put(one) for one in layers.packed(spec.layout, device)[1]]
+
+    class ServedCodes:
+        def default(self, x: Tensor, packed: Any, ends: Tensor, spec: Any, *more: Any) -> Tensor:
+            where = [device.put(v) for v in (x, ends, *more)]
+            y = call_there(device, where[0], packed, where[1], ops.LinearSpec.from_ints(spec), *where[2:])
+            device.finish()
+            return device.get(y)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(routed, "_ops", SimpleNamespace(_grouped_linear=ServedCodes()))
+    monkeypatch.setattr(routed._Rows, "of", None)  # would wait
+    monkeypatch.setattr(one_launch, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(**NATIVE.device_info(0))))
+    one_launch.forget()
+    got = routed.routed_linear(x, torch.tensor(counts[:-1]), packed, spec.to_ints(), torch.float32, x_scale)
+    one_launch.forget()
+    assert torch.equal(got, want)
 
 
 def test_layers_of_other_kinds_are_called_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,32 @@ def test_a_step_of_mma_keeps_its_budget(mma_kernels: dict[str, list[machine_code
         pytest.skip(f"no such row of {family} is built")
 
 
+# Instructions of a warp beside its products for 32 codes of K of integer weights under floats by mma.sync, the end of a
+# group included, by the number of products; int8 under bf16 is widened by way of float32. Rows of experts have no more.
+WEIGHT_ONLY_STEP_BUDGET = {8: 215, 16: 265, 24: 300, 32: 362}
+BY_WAY_OF_FLOAT32 = 50
+
+
+@pytest.mark.parametrize("family", ["sm80_w4a16", "sm80_w8a16", "sm80_w4a16_experts", "sm80_w8a16_experts"])
+def test_a_step_of_integer_weights_under_floats_on_mma_keeps_its_budget(
+    mma_kernels: dict[str, list[machine_code.Line]], family: str
+) -> None:
+    rows = rows_of(family)
+    if not rows:
+        pytest.skip(f"no row of {family} is built")
+    for row in rows:
+        pattern = FAMILIES[family].pattern(row).replace("6__half", r"\d+\w*?")
+        found = {name: lines for name, lines in mma_kernels.items() if re.search(pattern, name)}
+        assert len(found) == 2, f"{row['name']}: f16 and bf16, not {list(found)}"
+        for name, lines in found.items():
+            loop = machine_code.loop_with_most(lines, "HMMA")
+            products = sum("HMMA" in line.operation for line in loop)
+            assert products == warp_steps(16)(row), name
+            more = BY_WAY_OF_FLOAT32 if "w8" in family and "bfloat16" in name else 0
+            others = len(loop) - products
+            assert others <= WEIGHT_ONLY_STEP_BUDGET[products] + more, f"{name}: {others} a step"
+
+
 # Integer, logic and move instructions of a warp for a step of 2 KiB of weights, by tokens: what a scheduler issues at
 # half rate, beside which the weights have 441 clocks to come (docs/kernels.md). int4 weights and float activations have
 # the most to widen.

@@ -22,7 +22,7 @@ import pyquant
 from pyquant import QLinear
 from pyquant.nn import expert_rows, expert_rules
 from pyquant.numerics.pack import pack_int4
-from pyquant.ops import one_launch, plan
+from pyquant.ops import one_launch, plan, routed
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
@@ -110,7 +110,13 @@ def ends_of(counts: list[int]) -> Tensor:
 
 
 def run(
-    device: Memory, name: str, layers: Layers, counts: list[int], rows: Tensor | None = None, out: str = "f32"
+    device: Memory,
+    name: str,
+    layers: Layers,
+    counts: list[int],
+    rows: Tensor | None = None,
+    out: str = "f32",
+    ends: list[int] | None = None,
 ) -> Tensor:
     """A row of the table on layers that lie wherever the device puts them."""
     m, k, n, experts = sum(counts), layers.x.shape[1], len(layers.codes[0]), len(layers.codes)
@@ -127,12 +133,15 @@ def run(
         "out": out,
     }
     problem |= {"group_size": layers.group_size, "has_w_zero_point": bool(layers.zero_point), "experts": experts}
+    row_bytes = n * OUTS[out].itemsize
+    problem["out_align"] = min(16, row_bytes & -row_bytes)
     problem |= layers.more
     places = [[device.put(t) for t in of] for of in (layers.stored(), layers.scale, layers.zero_point, layers.bias)]
-    shifts = [p - of[0] for of in places for p in (of or [0] * experts)]
+    shifts = [p - of[0] for of in ((at or [0] * experts) for at in places) for p in of]
     first = dict(zip(("w", "w_scale", "w_zero_point", "bias"), (of[0] if of else 0 for of in places), strict=True))
     operands: dict[str, Any] = {**first, "x": device.put(layers.x), "x_rows": device.put(rows)}
-    operands |= {"expert_ends": device.put(ends_of(counts)), "expert_shifts": shifts}
+    operands |= {"expert_ends": device.put(torch.tensor(ends).int() if ends else ends_of(counts))}
+    operands["expert_shifts"] = shifts
     size = m * n * OUTS[out].itemsize
     operands["out"] = device.put(torch.full((size,), SENTINEL, dtype=torch.uint8))
     NATIVE.gemm(name, problem, operands, {})
@@ -265,28 +274,30 @@ def test_more_experts_than_one_launch_knows(plain_device: Memory) -> None:
     assert torch.equal(run(plain_device, name, many, counts), want)
 
 
-def test_ends_that_lead_nowhere_do_not_leave_the_matrices(
-    plain_device: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ends_that_lead_nowhere_do_not_leave_the_matrices(plain_device: Memory) -> None:
     """Nobody looks at the numbers on a device: wrong ones give wrong rows, and touch nothing else."""
     name = next(iter(ROWS))
     layers = Layers.of(bits_of(name), "f16", 4, 8)
     plain_device.mode("checked")
     for ends in ([3, 1, 9, 4], [-5, 2, 1000, 2**31 - 1], [2**31 - 1, -(2**31), 0, 8]):
-        monkeypatch.setattr(__import__(__name__), "ends_of", lambda _, ends=ends: torch.tensor(ends).int())
-        assert run(plain_device, name, layers, [2, 2, 2, 2, 0]).shape == (8, 100)
+        assert run(plain_device, name, layers, [2, 2, 2, 2, 0], ends=ends).shape == (8, 100)
 
 
 # ---- the op
 
 
+def put_operands(device: CudaOps, layers: Layers) -> list[list[Tensor]]:
+    """As the op takes them, on the device."""
+    scale = [s if layers.group_size else s[:, 0].contiguous() for s in layers.scale]
+    zero = [z if layers.group_size else z[:, 0].contiguous() for z in layers.zero_point]
+    return [[device.put(t) for t in of] for of in (layers.stored(), scale, zero, layers.bias)]
+
+
 def call_there(device: CudaOps, layers: Layers, x: Tensor, ends: Tensor, rows: Tensor | None, act: str = "none") -> Any:
     """The op on operands that lie on the device."""
     library = torch.ops.pyquant_sim if device.is_simulator else torch.ops.pyquant
-    scale = [s if layers.group_size else s[:, 0].contiguous() for s in layers.scale]
-    zero = [z if layers.group_size else z[:, 0].contiguous() for z in layers.zero_point]
-    operands = [[device.put(t) for t in of] for of in (layers.stored(), scale, zero, layers.bias)]
-    return library._grouped_weight_only.default(x, *operands, ends, layers.bits, layers.group_size, act, 0.0, 0.0, rows)
+    how = (layers.bits, layers.group_size, act, 0.0, 0.0, rows)
+    return library._grouped_weight_only.default(x, *put_operands(device, layers), ends, *how)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -350,7 +361,8 @@ def test_a_projection_is_one_launch_whatever_the_number_of_experts(there: CudaOp
         of.extend(of * (experts - 1))
     x, rows = there.put(layers.x), there.put(torch.arange(10) % 5)
     ends = there.put(torch.tensor([10] * experts, dtype=torch.int32))
-    nodes, _ = counted(lambda: call_there(there, layers, x, ends, rows))
+    operands, how = put_operands(there, layers), (layers.bits, 0, "none", 0.0, 0.0, rows)
+    nodes, _ = counted(lambda: torch.ops.pyquant_sim._grouped_weight_only.default(x, *operands, ends, *how))
     assert nodes == {"kernel": 1}, "neither copies nor memsets nor synchronisation"
 
 
@@ -366,8 +378,7 @@ def test_a_captured_call_runs_again_with_another_routing(there: CudaOps, mode: s
     there.finish()
     stream = ctypes.c_void_p()
     ok(runtime.cudaStreamCreate(ctypes.byref(stream)))
-    held = [[there.put(t) for t in of] for of in (layers.stored(), layers.scale, layers.zero_point, layers.bias)]
-    how = (layers.bits, 32, "none", 0.0, 0.0)
+    held, how = put_operands(there, layers), (layers.bits, 32, "none", 0.0, 0.0)
     call = torch.ops.pyquant_sim._grouped_weight_only.default
     graph = Captured(there, int(stream.value or 0), lambda: call(x, *held, ends, *how, rows))
     assert graph.nodes == 1
@@ -462,6 +473,26 @@ def test_a_bank_waits_for_nobody_and_gives_the_numbers_of_the_cpu(
         )
 
 
+def test_a_compiled_graph_takes_the_same_launch(there: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op of graphs, which is Python: the numbers of rows stay on the device."""
+    if not there.is_simulator:
+        pytest.skip("of a GPU: test_whole_models.py")
+    layers, counts = Layers.of(bits_of(next(iter(ROWS))), "bf16", 4, 20, 32, n=40, k=64), [3, 0, 12, 1]
+    served = Served(there)
+    operands = (layers.stored(), layers.scale, layers.zero_point, layers.bias, 40, layers.bits, 32, "none", 0.0, 0.0)
+    want = routed.routed_weight_only(layers.x, torch.tensor(counts), *operands)
+    monkeypatch.setattr(routed, "_ops", served)
+    monkeypatch.setattr(routed._Rows, "of", None)  # would wait
+    monkeypatch.setattr(one_launch, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(**NATIVE.device_info(0))))
+    one_launch.forget()
+    got = routed.routed_weight_only(layers.x, torch.tensor(counts), *operands)
+    one_launch.forget()
+    assert served.calls == 1
+    torch.testing.assert_close(got, want, rtol=2**-7, atol=2**-8)
+    assert not got[16:].any()
+
+
 H200 = plan.Device(90, 132, 232448, 62914560, 4800, "", 1980)
 A100 = plan.Device(80, 108, 166912, 41943040, 2039)
 
@@ -480,13 +511,15 @@ def test_one_launch_is_taken_where_it_is_quicker(
     monkeypatch.setattr(plan, "routed", lambda *a: routed(*a, only_compiled=False))
 
     class All:
-        m_bucket = staticmethod(native.m_bucket)
+        """The native module with every row."""
 
-        @staticmethod
-        def layer_time(entry: str, problem: Any, at: Any) -> Any:
+        def layer_time(self, entry: str, problem: Any, at: Any) -> Any:
             return native.layer_time(entry, problem, at, only_compiled=False)
 
-    monkeypatch.setattr(plan, "_native", lambda: All)
+        def __getattr__(self, name: str) -> Any:
+            return getattr(native, name)
+
+    monkeypatch.setattr(plan, "_native", All)
     one_launch.forget()
     held = [torch.zeros(16, dtype=torch.uint8)] * experts
     found = one_launch.of_weight_only(held, 4096, 2048, 4, 128, False, rows, torch.bfloat16, torch.device("cpu"))
