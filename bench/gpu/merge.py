@@ -17,7 +17,7 @@ from pyquant.report.records.record import load_record
 
 LAYERS: Final = "gemm.json"
 # Of these the last folder's count.
-WHOLE: Final = ("rows", "decoder", "epilogue", "gpu_conv", "qat_step", "mlp", "mlp_end_to_end")
+WHOLE: Final = ("rows", "decoder", "epilogue", "gpu_conv", "gpu_experts", "qat_step", "mlp", "mlp_end_to_end")
 
 
 def merge(folders: Sequence[Path], target: Path | None = None, *, replace: bool = False) -> Path:

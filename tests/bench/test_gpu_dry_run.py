@@ -36,6 +36,7 @@ WRITTEN = (
     *OF_TRANSFORMERS,
     "epilogue.json",
     "gpu_conv.json",
+    "gpu_experts.json",
     "qat_step.json",
     "mlp.json",
     "mlp_end_to_end.json",

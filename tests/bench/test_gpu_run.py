@@ -42,7 +42,7 @@ def test_what_is_worth_most_comes_first_and_nothing_is_done_twice(tmp_path: Path
     assert gpu.run(plan(tmp_path), tmp_path, seconds=None, runner=first) == UNFINISHED
     assert first.names == ["ready", "tests", "reliability", "first"]
     assert gpu.run(plan(tmp_path), tmp_path, seconds=None, runner=second) == 0
-    assert second.names == ["first", "rows", "decoder", "epilogue", "conv", "sanitize", "grid", "qat", "mlp"]
+    assert second.names == ["first", "rows", "decoder", "epilogue", "conv", "experts", "sanitize", "grid", "qat", "mlp"]
     assert gpu.run(plan(tmp_path), tmp_path, seconds=None, runner=Ran(ready=1)) == 0  # nothing is left
 
 
@@ -173,7 +173,7 @@ def test_the_commands_are_understood(tmp_path: Path) -> None:
     assert (ROOT / "tests" / "gpu" / "test_reliability.py").exists()
     assert "gpu/test_reliability.py" in by_name["reliability"]
     assert "--ignore=gpu/test_reliability.py" in by_name["tests"]
-    for name in ("first", "rows", "decoder", "epilogue", "conv", "grid", "qat", "mlp"):
+    for name in ("first", "rows", "decoder", "epilogue", "conv", "experts", "grid", "qat", "mlp"):
         assert (ROOT / (by_name[name][1].replace(".", "/") + ".py")).exists()
 
 

@@ -15,7 +15,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import decoder, epilogue, gpu_conv, rows, rows_again  # noqa: E402
+from bench import decoder, epilogue, gpu_conv, gpu_experts, rows, rows_again  # noqa: E402
 from bench.cards import CARDS  # noqa: E402
 from pyquant import _native  # noqa: E402
 from pyquant.io.journal import Journal  # noqa: E402
@@ -167,7 +167,7 @@ def test_rows_run_to_their_end_on_a_faked_clock(tmp_path: Path, capsys: pytest.C
     assert "| scheme" in (tmp_path / "rows.md").read_text()
 
 
-@pytest.mark.parametrize("driver", [rows, decoder, epilogue, gpu_conv])
+@pytest.mark.parametrize("driver", [rows, decoder, epilogue, gpu_conv, gpu_experts])
 def test_without_a_gpu_the_drivers_say_so(driver: Any, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -299,6 +299,8 @@ def test_without_transformers_the_decoder_says_so(
         (gpu_conv, ["--batch", "8", "0"], "--batch"),
         (gpu_conv, ["--rounds", "0"], "--rounds"),
         (gpu_conv, ["--layer", "none such"], "none such"),
+        (gpu_experts, ["--tokens", "0"], "--tokens"),
+        (gpu_experts, ["--rounds", "0"], "--rounds"),
         (rows_again, ["no-such-file.json"], "no-such-file.json"),
     ],
     ids=str,
