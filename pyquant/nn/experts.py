@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -126,31 +126,37 @@ class QExperts(nn.Module):
         ->   [S, H], and int64 [T * k], whose first S say of which slots; of others nobody here knows the result.
         """
         # By the device: kernels multiply the rows of all experts at once, and learn there whose they are.
-        is_told = all(is_one_call(layers, x, ids.numel()) for layers in self._pairs())
+        pairs = self._pairs()
+        is_told = all(is_one_call(layers, x, ids.numel()) for layers in pairs)
         if not is_told and must_not_wait(x):  # every expert takes every token: more work, and no count of rows to know
             y = chosen((self._alone(e, x) for e in range(len(self.here))), ids, x)
             return y, torch.arange(ids.numel(), device=x.device)
         slots = Sorted.of(ids, len(self.here))
-        split = Split(slots.ends, None) if is_told or self._is_in_graph(x) else slots.split()
+        in_graph = torch.compiler.is_compiling() and all(expert_graph.are_nodes(layers, x) for layers in pairs)
+        split = Split(slots.ends, None) if is_told or in_graph else slots.split()
         # Where nobody knows how many slots have their expert here, all have a row.
-        y = self._layers(x, split, slots.tokens(ids.shape[1], None if split.counts is None else sum(split.counts)))
+        rows = slots.tokens(ids.shape[1], None if split.counts is None else sum(split.counts))
+        y = self._layers(x, split, rows, pairs)
         if is_told and self.rule.after:
             places = torch.arange(y.shape[0], device=y.device)
             y = y.masked_fill((places >= slots.ends[-1]).unsqueeze(1), 0)
         return y, slots.order
 
-    def _is_in_graph(self, x: Tensor) -> bool:
-        """Whether this call is part of a compiled graph as a whole: then its numbers of rows stay on the device."""
-        return torch.compiler.is_compiling() and all(expert_graph.are_nodes(layers, x) for layers in self._pairs())
-
-    def _pairs(self) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
+    def _pairs(self) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
         """The first layers of all experts, and the second ones."""
-        ups, downs = zip(*self.experts(), strict=True)
-        return ups, downs
+        held: list[Any] = [self._modules[str(e)] for e in self.here]
+        up, down = self.rule.up, self.rule.down
+        return [one._modules[up] for one in held], [one._modules[down] for one in held]
 
-    def _layers(self, x: Tensor, split: Split, rows: Tensor | None = None) -> Tensor:
-        """Rows (None: all) of x, sorted by expert, through the two layers of their expert."""
-        ups, downs = self._pairs()
+    def _layers(
+        self,
+        x: Tensor,
+        split: Split,
+        rows: Tensor | None = None,
+        pairs: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
+    ) -> Tensor:
+        """Rows (None: all) of x, sorted by expert, through the two layers of their expert; pairs: _pairs()."""
+        ups, downs = pairs or self._pairs()
         in_graph = split.counts is None and torch.compiler.is_compiling()
         multiply: Callable[..., Tensor] = expert_graph.multiply if in_graph else expert_rows.multiply
         y = multiply(ups, x, split, rows)

@@ -14,7 +14,7 @@ from pyquant.core.dtypes import FLOATS
 from pyquant.nn.patches import unsupported
 
 # Dicts of an nn.Module that hold hooks of calls; sharing the dict keeps the handles that remove them valid.
-_HOOKS: Final = (
+HOOKS: Final = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -76,7 +76,7 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
 def has_hooks(module: nn.Module) -> bool:
     """Whether anything is registered to run with the module's calls."""
     held = module.__dict__
-    for name in _HOOKS:  # noqa: SIM110 - layers ask in each call, and a generator costs three microseconds
+    for name in HOOKS:  # noqa: SIM110 - layers ask in each call, and a generator costs three microseconds
         if held.get(name):
             return True
     return False
@@ -95,7 +95,7 @@ def is_watched_value(activation: object) -> bool:
 
 def carry_hooks(old: nn.Module, new: nn.Module) -> None:
     """The new module runs the old one's hooks; removing them works through the handles that exist."""
-    for name in _HOOKS:
+    for name in HOOKS:
         if name in old.__dict__:
             new.__dict__[name] = old.__dict__[name]
     new.__dict__["_is_full_backward_hook"] = old.__dict__.get("_is_full_backward_hook")

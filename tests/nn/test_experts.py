@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import pyquant
 from pyquant import QExperts, QLinear
 from pyquant.nn import expert_rows, expert_rules
+from pyquant.nn.expert_kinds import by_kind, kind_of
 from pyquant.ops import one_launch, plan, tuned
 
 needs_transformers = pytest.mark.skipif(
@@ -194,6 +195,32 @@ def test_what_the_plan_says_of_a_launch_is_asked_again_after_other_measurements(
             assert expert_rows.is_one_call(layers, x, 2)
     finally:
         one_launch.forget()
+
+
+def test_kinds_are_those_of_every_layer_by_itself() -> None:
+    """by_kind looks at what kinds are made of instead: layers that differ in one thing each, in several orders."""
+    w4 = pyquant.W4A16(16)
+    schemes = (w4, pyquant.W4A16(16), pyquant.W4A16(16, symmetric=False), pyquant.W8A16(), pyquant.W8A8Dynamic())
+    layers: list[nn.Module] = [QLinear.from_float(nn.Linear(32, 16), scheme) for scheme in schemes for _ in range(2)]
+    layers += [QLinear.from_float(nn.Linear(32, 16, bias=False), scheme) for scheme in schemes]
+    layers += [QLinear.from_float(nn.Linear(32, 16), scheme, activation="relu") for scheme in schemes]
+    layers += [QLinear.from_float(nn.Linear(32, 16), w4, activation="clamp", clamp=(0, high)) for high in (1, 2)]
+    layers += [QLinear.from_float(nn.Linear(32, 24), w4), QLinear.from_float(nn.Linear(16, 16), w4)]
+    layers += [QLinear(32, 16, scheme=pyquant.W8A8()), QLinear.from_float(nn.Linear(32, 16), pyquant.FP16())]
+    layers += [nn.Linear(32, 16), nn.Linear(32, 16, bias=False), nn.Identity()]
+    watched, own = (QLinear.from_float(nn.Linear(32, 16), w4) for _ in range(2))
+    watched.register_forward_pre_hook(lambda *_: None)
+    own.forward = own.forward  # type: ignore[method-assign]
+    layers += [watched, own, QLinear.from_float(nn.Linear(32, 16), w4).to_empty(device="cpu")]
+    for seed in range(20):
+        order = torch.randperm(len(layers), generator=torch.Generator().manual_seed(seed)).tolist()
+        some = [layers[i] for i in order]
+        want: dict[Any, list[int]] = {}
+        for place, layer in enumerate(some):
+            kind = kind_of(layer)
+            want.setdefault(place if kind is None else kind, []).append(place)
+        assert by_kind(some) == want
+        assert len(want) > 15
 
 
 def test_whoever_leads_calls_round_sees_each() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
+import fcntl
 import functools
 import importlib.util
 import os
@@ -76,11 +78,30 @@ class Line:
 
 @functools.cache
 def _disassembly(tool: str, library: Path) -> Path:
-    """The library's machine code as text, without the encodings: made once (a minute for all kernels), read often."""
+    """The library's machine code as text, without the encodings: made once (a minute or two), read often; of several
+    processes of one run of pytest the first one makes it for all."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    folder = Path(tempfile.gettempdir(), f"pyquant-machine-code-{run}") if run else Path(tempfile.mkdtemp())
+    folder.mkdir(exist_ok=True)
+    text, readers = folder / "listing", (folder / "readers").open("w")
+    fcntl.flock(readers, fcntl.LOCK_SH)
+    with (folder / "maker").open("w") as maker:
+        fcntl.flock(maker, fcntl.LOCK_EX)
+        if not text.exists():
+            _disassemble(tool, library, folder / "unfinished").rename(text)
+
+    def leave() -> None:
+        """The last one takes it away."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(readers, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(leave)
+    return text
+
+
+def _disassemble(tool: str, library: Path, text: Path) -> Path:
     environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    folder = tempfile.mkdtemp(prefix="pyquant-machine-code-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    text = Path(folder) / "listing"
     process = subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     with text.open("w") as out:
