@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,10 @@ from pyquant.nn.expert_info import explain
 from pyquant.nn.expert_rows import Sorted, Split, added, chosen, is_one_call, must_not_wait
 from pyquant.nn.expert_rules import ExpertsRule, halves, rule_of
 from pyquant.nn.kernel_info import KernelInfo
+from pyquant.nn.linear_state import LinearState
+from pyquant.ops import one_launch
+
+Bank = TypeVar("Bank", bound="QExperts")
 
 
 class Expert(nn.Module):
@@ -67,6 +72,22 @@ class QExperts(nn.Module):
                 layers[name] = linear_of(matrix, None if bias is None else bias[e])
             new.add_module(str(e), Expert(layers))
         return new.train(module.training)
+
+    def settle_layers(self, undo: list[Callable[[], Any]]) -> None:
+        """Tell the layers how many share their rows, which decides how their weights lie on a GPU; pack those anew that
+        lie there already. undo: receives the steps that take it back."""
+        for layer in (layer for pair in self.experts() for layer in pair):
+            if not isinstance(layer, LinearState) or layer._experts == len(self.here):
+                continue
+            undo.append(partial(layer.__dict__.update, dict(layer.__dict__) | {"_experts": layer._experts}))
+            layer._experts = len(self.here)
+            if layer._is_packed and one_launch.is_on_gpu(layer.storage):
+                undo.append(partial(layer._buffers.update, dict(layer._buffers)))
+                layer._fill(layer._state(), waits=layer._waits)
+
+    def _apply(self: Bank, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Bank:
+        self.settle_layers([])  # before they are packed for another device
+        return super()._apply(fn, recurse)
 
     def _into_float(self, module: nn.Module) -> None:
         """Put the numbers of the layers, float Linears, into a module whose parameters are None."""
@@ -200,6 +221,7 @@ def bank_of(layers: Sequence[tuple[nn.Module, nn.Module]], rule: ExpertsRule) ->
     new.__dict__["_self_of_gate"] = nn.Module()
     for e, pair in enumerate(layers):
         new.add_module(str(e), Expert(dict(zip((rule.up, rule.down), pair, strict=True))))
+    new.settle_layers([])
     return new.eval()
 
 

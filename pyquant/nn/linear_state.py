@@ -19,7 +19,7 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
 from pyquant.nn import foreign_changes, foreign_saves, state, weights
 from pyquant.nn.weight_view import Form, QWeight, weight_of
-from pyquant.ops import values
+from pyquant.ops import plan, values
 
 Self = TypeVar("Self", bound="LinearState")
 
@@ -53,6 +53,7 @@ class LinearState(nn.Module):
     note: str = ""  # why quantize_ gave the layer another scheme than the config says
     share: str = ""  # which part of a layer this is, where each of several processes holds one
     _layouts: Any = None  # how the parts of inputs and results lie on these processes
+    _experts: int = 0  # how many layers share rows with it, where it is an expert's: then their calls may be one
     packs: bool = True  # whether `storage` is to be what qlinear reads, where the scheme runs in integers
     # the weight where vmap makes a batch of the buffer alone, by its scales or bias: what functional_call restores
     _plain_weight: Tensor | None = None
@@ -172,6 +173,8 @@ class LinearState(nn.Module):
 
     def _layout_on(self, device: torch.device, spec: ops.LinearSpec) -> str:
         """In which the device reads packed weights."""
+        if self._experts and device.type == "cuda":
+            return plan.bank_layout(spec, plan.Device.of(device), self._experts)
         return ops.layout_for(device, spec)
 
     def _packed_numbers(self, held: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:

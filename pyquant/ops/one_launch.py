@@ -16,9 +16,6 @@ from pyquant.ops import plan, tuned
 from pyquant.ops.layer_time import HALVES, weight_only_problem
 from pyquant.ops.spec import LinearSpec
 
-# Microseconds that the host takes for a layer's call, whatever the device does meanwhile (`python -m bench.call_cost`,
-# docs/figures.md), and, by assumption, until it knows the rows of each layer: no call can be made before.
-CALL_US, WAIT_US = 6.7, 10.0
 NO_KERNEL: Final = "no kernel serves several experts of this scheme and these sizes in one launch"
 
 
@@ -125,10 +122,10 @@ def _of_weight_only(
         found = plan.routed("float_linear", problem | {"experts": layers}, at)
         if found.kernel is None:
             return OneLaunch(None, NO_KERNEL, found.refusals)
-        at_work = max(1, min(rows, layers))
-        each, _, _ = plan._native().layer_time("float_linear", problem | {"m": -(-rows // at_work)}, vars(at))
+        one = problem | {"m": -(-rows // plan.at_work(layers, rows))}
+        each, _, _ = plan._native().layer_time("float_linear", one, vars(at))
     except NativeLibraryError:
         return OneLaunch(None, NO_KERNEL)
-    is_quicker = found.predicted_us <= max(each, CALL_US) * at_work + WAIT_US
+    is_quicker = found.predicted_us <= plan.one_by_one_us(each, layers, rows)
     why_not = "" if is_quicker else f"one after the other they are predicted to be quicker, at {rows} rows"
     return OneLaunch(found.kernel, why_not, found.refusals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import re
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -286,6 +287,51 @@ def weight_layout(spec: LinearSpec, device: Device) -> str:
             return "rows"
         ratio *= blocked.predicted_us / plain.predicted_us if plain.kernel is not None else 1.0
     return BLOCKED if ratio < 1.0 else "rows"
+
+
+# Microseconds that the host takes for a layer's call, whatever the device does meanwhile (`python -m bench.call_cost`,
+# docs/figures.md), and, by assumption, until it knows how many rows each of several layers has: no call can be made
+# before.
+CALL_US, WAIT_US = 6.7, 10.0
+BANK_ROWS: Final = (8, 64, 512, 4096)
+
+
+def one_by_one_us(each_us: float, layers: int, rows: int) -> float:
+    """Of layers that share so many rows, spread evenly, in a call each, of so many microseconds on the device, once the
+    host knows whose rows are whose."""
+    return max(each_us, CALL_US) * at_work(layers, rows) + WAIT_US
+
+
+def at_work(layers: int, rows: int) -> int:
+    """Of several layers those that have rows, where these are spread evenly."""
+    return max(1, min(rows, layers))
+
+
+@functools.lru_cache(maxsize=1024)
+def bank_layout(spec: LinearSpec, device: Device, experts: int) -> str:
+    """weight_layout of layers that share rows, as the experts of a bank do.
+
+    experts  how many layers share them. The layout is that in which they are predicted to be quicker (geometric mean of
+             8 to 4096 rows in all, spread evenly): in one launch where a kernel serves them all, else in a call each,
+             which has to be half as quick again: it waits for the device, and no CUDA graph can hold it.
+    """
+    blocked = weight_layout(spec, device)
+    if experts < 2 or blocked == "rows":
+        return blocked
+    ratio = 1.0
+    for rows in BANK_ROWS:
+        ratio *= _bank_us(replace(spec, layout=blocked), rows, device, experts)
+        ratio /= _bank_us(replace(spec, layout="rows"), rows, device, experts)
+    return blocked if ratio < 1.0 else "rows"
+
+
+def _bank_us(spec: LinearSpec, rows: int, device: Device, experts: int) -> float:
+    """What bank_layout compares."""
+    together = select(spec, rows, torch.float16, device, experts=experts)
+    if together.kernel is not None:
+        return together.predicted_us
+    each = select(spec, -(-rows // at_work(experts, rows)), torch.float16, device)
+    return 1.5 * one_by_one_us(each.predicted_us if each.kernel is not None else math.inf, experts, rows)
 
 
 def packed(spec: LinearSpec, device: Device) -> LinearSpec:

@@ -14,10 +14,11 @@ from expert_banks import FAMILIES, Bank, Biased, Interleaved, experts_of, model_
 from torch import Tensor, nn
 
 import pyquant
-from pyquant import QExperts, QLinear
+from pyquant import QExperts, QLinear, ops
 from pyquant.nn import expert_rows, expert_rules
 from pyquant.nn.expert_kinds import by_kind, kind_of
-from pyquant.ops import one_launch, plan, tuned
+from pyquant.nn.experts import bank_of
+from pyquant.ops import fallback, one_launch, plan, tuned
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is a demo extra and not installed"
@@ -221,6 +222,83 @@ def test_kinds_are_those_of_every_layer_by_itself() -> None:
             want.setdefault(place if kind is None else kind, []).append(place)
         assert by_kind(some) == want
         assert len(want) > 15
+
+
+W4 = pyquant.W4A8Dynamic(16)
+
+
+def layers_of(bank: Any) -> list[Any]:
+    return [layer for pair in bank.experts() for layer in pair]
+
+
+def test_layers_know_how_many_share_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which decides how their weights lie on a GPU: whoever puts them into a bank, and before they are moved."""
+    model = nn.ModuleDict({"experts": Bank(3, 32, 16)})
+    bank = pyquant.quantize_(model, {"experts.1.*": None, "_default": pyquant.W4A8Dynamic(16)})["experts"]
+    told = [getattr(layer, "_experts", None) for layer in layers_of(bank)]
+    assert told == [3, 3, None, None, 3, 3]
+    pyquant.quantize_(model, {"experts.1.*": pyquant.W8A16(), "_default": None}, check_speed=False)
+    assert [layer._experts for layer in layers_of(bank)] == [3] * 6
+    assert [layer._experts for layer in layers_of(copy.deepcopy(bank))] == [3] * 6
+    own = bank_of([(QLinear(32, 32), QLinear(16, 32)) for _ in range(5)], pyquant.ExpertsRule())
+    assert [layer._experts for layer in layers_of(own)] == [5] * 10
+    own.expert(2)[0]._experts = own.expert(4)[1]._experts = 0
+    own.double()
+    assert [layer._experts for layer in layers_of(own)] == [5] * 10
+    asked: list[int] = []
+    monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(80, 108, 166912, 41943040)))
+    monkeypatch.setattr(plan, "bank_layout", lambda spec, device, experts: asked.append(experts) or "rows")
+    layer = own.expert(0)[0]
+    assert layer._layout_on(torch.device("cuda"), ops.LinearSpec.from_ints(layer._spec)) == "rows"
+    assert asked == [5]
+    assert layer._layout_on(torch.device("cpu"), ops.LinearSpec.from_ints(layer._spec)) == ops.layout_for(
+        torch.device("cpu")
+    )
+
+
+def test_weights_that_lie_on_a_gpu_already_are_packed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the layouts of CPUs in place of those of a GPU: the numbers stay, and a failure brings all back."""
+    monkeypatch.setattr(one_launch, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(QLinear, "_layout_on", lambda layer, *_: "rows" if layer._experts else "cpu_blocked")
+    pack, unpack, stand_in = ops.pack_linear, ops.unpack_linear, fallback.IMPLEMENTATIONS
+
+    def packed(w: Tensor, scale: Tensor, spec: Any, *numbers: Any) -> Any:
+        is_rows = ops.LinearSpec.from_ints(spec).layout == "rows"
+        return stand_in["pack_linear"](w, scale, *numbers, spec) if is_rows else pack(w, scale, spec, *numbers)
+
+    def unpacked(storage: Tensor, spec: Any) -> Any:
+        is_rows = ops.LinearSpec.from_ints(spec).layout == "rows"
+        return (stand_in["unpack_linear"] if is_rows else unpack)(storage, spec)
+
+    monkeypatch.setattr(ops, "pack_linear", packed)
+    monkeypatch.setattr(ops, "unpack_linear", unpacked)
+    pairs = [(QLinear.from_float(nn.Linear(32, 32), W4), QLinear.from_float(nn.Linear(16, 32), W4)) for _ in range(3)]
+    layers = [layer for pair in pairs for layer in pair]
+
+    def are(layout: str, experts: int) -> None:
+        for layer, state, _ in before:
+            assert ops.LinearSpec.from_ints(layer._spec).layout == layout
+            assert layer._experts == experts
+            now = layer.state_dict()
+            assert state.keys() == now.keys()
+            assert all(torch.equal(now[name], value) for name, value in state.items())
+
+    before = [(layer, layer.state_dict(), layer.storage) for layer in layers]
+    are("cpu_blocked", 0)
+    bank = bank_of(pairs, pyquant.ExpertsRule())
+    are("rows", 3)
+    for layer in layers:
+        layer._experts = 0
+        layer._fill(layer._state())
+    are("cpu_blocked", 0)
+    undo: list[Any] = []
+    bank.settle_layers(undo)
+    bank.settle_layers([])  # nothing to be done
+    are("rows", 3)
+    for step in reversed(undo):
+        step()
+    are("cpu_blocked", 0)
+    assert all(torch.equal(layer.storage, storage) for layer, _, storage in before)
 
 
 def test_whoever_leads_calls_round_sees_each() -> None:

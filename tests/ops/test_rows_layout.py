@@ -107,3 +107,41 @@ def test_the_layout_follows_the_kernels_that_the_plan_finds(monkeypatch: pytest.
     assert layout(eight, A_GPU) == "rows"
     refusing.add((rows_layout.BLOCKED, 4096))
     assert layout(four, A_GPU) == "rows"
+
+
+def test_a_bank_lies_as_one_launch_wants_it_unless_calls_for_each_are_much_quicker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rule: calls for each have to be half as quick again; of two launches, or two ways of calls, the quicker."""
+    us = {(layout, together): 100.0 for layout in ("rows", rows_layout.BLOCKED) for together in (False, True)}
+    lacks: set[tuple[str, bool]] = set()
+    asked: list[tuple[int, int]] = []
+
+    def select(spec: ops.LinearSpec, m: int, out: torch.dtype, device: plan.Device, experts: int = 0) -> plan.Selection:
+        asked.append((m, experts))
+        which = spec.layout, experts > 0
+        return plan.Selection(None if which in lacks else "a kernel", us[which], ())
+
+    best = ["rows"]
+    monkeypatch.setattr(plan, "select", select)
+    monkeypatch.setattr(plan, "weight_layout", lambda spec, device: best[0])
+    layout, spec = plan.bank_layout.__wrapped__, ops.LinearSpec(256, 256, 4, 128)
+    assert layout(spec, A_GPU, 8) == "rows"
+    assert not asked
+    best[0] = rows_layout.BLOCKED
+    assert layout(spec, A_GPU, 0) == layout(spec, A_GPU, 1) == rows_layout.BLOCKED
+    assert not asked
+    assert layout(spec, A_GPU, 64) == "rows"  # as quick
+    us[rows_layout.BLOCKED, True] = 99.0
+    assert layout(spec, A_GPU, 64) == rows_layout.BLOCKED
+    assert asked[:2] == [(8, 64), (8, 64)]
+    lacks.add((rows_layout.BLOCKED, True))  # then 8, 64, 64 and 64 of 64 layers are called
+    us["rows", True] = 64.0**0.75 * 8**0.25 * 1.5 * 10
+    us[rows_layout.BLOCKED, False] = 9.0
+    assert layout(spec, A_GPU, 64) == rows_layout.BLOCKED
+    us[rows_layout.BLOCKED, False] = 10.0  # and waiting
+    assert layout(spec, A_GPU, 64) == "rows"
+    lacks.add(("rows", True))
+    assert layout(spec, A_GPU, 64) == rows_layout.BLOCKED
+    lacks.add((rows_layout.BLOCKED, False))
+    assert layout(spec, A_GPU, 64) == "rows"
