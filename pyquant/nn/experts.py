@@ -73,7 +73,7 @@ class QExperts(nn.Module):
             new.add_module(str(e), Expert(layers))
         return new.train(module.training)
 
-    def settle_layers(self, undo: list[Callable[[], Any]]) -> None:
+    def _settle_layers(self, undo: list[Callable[[], Any]]) -> None:
         """Tell the layers how many share their rows, which decides how their weights lie on a GPU; pack those anew that
         lie there already. undo: receives the steps that take it back."""
         for layer in (layer for pair in self.experts() for layer in pair):
@@ -86,7 +86,7 @@ class QExperts(nn.Module):
                 layer._fill(layer._state(), waits=layer._waits)
 
     def _apply(self: Bank, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Bank:
-        self.settle_layers([])  # before they are packed for another device
+        self._settle_layers([])  # before they are packed for another device
         return super()._apply(fn, recurse)
 
     def _into_float(self, module: nn.Module) -> None:
@@ -221,7 +221,7 @@ def bank_of(layers: Sequence[tuple[nn.Module, nn.Module]], rule: ExpertsRule) ->
     new.__dict__["_self_of_gate"] = nn.Module()
     for e, pair in enumerate(layers):
         new.add_module(str(e), Expert(dict(zip((rule.up, rule.down), pair, strict=True))))
-    new.settle_layers([])
+    new._settle_layers([])
     return new.eval()
 
 

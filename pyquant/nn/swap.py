@@ -45,7 +45,7 @@ def swap_modules(
                 put(places, child, module, steps)
         for layer in model.modules():
             _leave_fused_path(layer, steps)
-            if settle := getattr(type(layer), "settle_layers", None):  # of a bank of experts
+            if settle := getattr(type(layer), "_settle_layers", None):  # of a bank of experts
                 settle(layer, steps)
         if device is not None:
             _move(model, device, steps)

@@ -292,8 +292,8 @@ def test_weights_that_lie_on_a_gpu_already_are_packed_anew(monkeypatch: pytest.M
         layer._fill(layer._state())
     are("cpu_blocked", 0)
     undo: list[Any] = []
-    bank.settle_layers(undo)
-    bank.settle_layers([])  # nothing to be done
+    bank._settle_layers(undo)
+    bank._settle_layers([])  # nothing to be done
     are("rows", 3)
     for step in reversed(undo):
         step()
