@@ -60,7 +60,7 @@ def test_a_step_of_mma_keeps_its_budget(mma_kernels: dict[str, list[machine_code
 
 
 # Instructions of a warp beside its products for 32 codes of K of integer weights under floats by mma.sync, the end of a
-# group included, by the number of products; int8 under bf16 is widened by way of float32. Rows of experts have no more.
+# group included, by the number of products, of one matrix or experts; int8 under bf16 is widened by way of float32.
 WEIGHT_ONLY_STEP_BUDGET = {8: 215, 16: 265, 24: 300, 32: 362}
 BY_WAY_OF_FLOAT32 = 50
 
