@@ -630,8 +630,8 @@ function(pyquant_cuda_kernels result)
   set(OBJECTS pyquant_cuda_common)
   pyquant_gencode(80 common)
   pyquant_cuda_objects(pyquant_cuda_common "${common}" csrc/cuda/codes.cu csrc/cuda/device.cu csrc/cuda/pack.cu
-                       csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/grouped_conv.cu csrc/cuda/gemm/simt.cu
-                       csrc/cuda/gemm/tensor_maps.cu
+                       csrc/cuda/gemm/depthwise_conv.cu csrc/cuda/gemm/float_epilogue.cu
+                       csrc/cuda/gemm/grouped_conv.cu csrc/cuda/gemm/simt.cu csrc/cuda/gemm/tensor_maps.cu
                        csrc/cuda/quantize/histogram.cu)
   pyquant_gencode_overlapping(overlapping)
   pyquant_cuda_objects(pyquant_cuda_quantize "${overlapping}" csrc/cuda/clear.cu csrc/cuda/quantize/expert_rows.cu

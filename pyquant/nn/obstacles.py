@@ -25,6 +25,8 @@ HOOKS: Final = (
 )
 
 
+# What a call of a float layer runs; of a convolution the second one computes it, and subclasses and patches replace it.
+_CALLED: Final = ("forward", "_conv_forward")
 # The float classes that have a quantised twin.
 KINDS: Final[tuple[type[nn.Module], ...]] = (nn.Linear, nn.Embedding, nn.Conv2d)
 
@@ -53,9 +55,10 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
         what = "has a computed weight (parametrisation, weight norm or pruning)"
         return Obstacle(what, f"remove it first, or {exclude}")
-    own_forward = type(module).forward is not base.forward and not isinstance(module, nn.Embedding)
-    if "forward" in module.__dict__ or own_forward:
-        return Obstacle(f"is a {type(module).__name__} with a forward of its own", exclude)
+    for name in _CALLED:
+        own = getattr(type(module), name, None) is not getattr(base, name, None) and not isinstance(module, nn.Embedding)
+        if own or name in module.__dict__:
+            return Obstacle(f"is a {type(module).__name__} with a {name} of its own", exclude)
     unsaved = module._non_persistent_buffers_set if isinstance(module, nn.Embedding) else ()
     held = (*module._parameters, *module._buffers, *module._modules)
     extra = [name for name in held if name not in ("weight", "bias", *unsaved)]

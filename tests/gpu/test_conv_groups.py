@@ -14,8 +14,12 @@ from pyquant import ops
 from pyquant.errors import ArgumentError
 
 GROUPED = (
-    (64, 64, in_groups(64, padding=1)),  # eight bytes of each tap at once
-    (72, 72, in_groups(72, (5, 4), stride=2, padding=2, dilation=(1, 2))),
+    (64, 64, in_groups(64, padding=1)),  # depthwise: four outputs of a line share what they read
+    (72, 72, in_groups(72, (5, 4), stride=2, padding=2, dilation=(1, 2))),  # ... neighbours, two windows apart
+    (8, 8, in_groups(8, (9, 3), padding=4, dilation=(1, 3))),  # ... every third one
+    (24, 24, in_groups(24, (1, 7), stride=(1, 4), padding=(0, 24), dilation=(2, 6))),  # ... every third, two apart
+    (136, 136, in_groups(136, 2)),
+    (16, 16, in_groups(16, (2, 65), padding=(0, 30))),  # wider than a block holds weights for
     (20, 20, in_groups(20, padding=(0, 2))),  # not whole eights of channels
     (16, 48, in_groups(16, (1, 3))),  # several results a channel
     (32, 64, in_groups(4, padding=1)),  # a word of a group's channels at once
@@ -30,7 +34,7 @@ def test_groups_give_the_bits_of_the_cpu(anywhere: CudaOps, form: str) -> None:
     for index, (channels, n, patches) in enumerate(GROUPED):
         draw = Draw(BASE_SEED, "conv in groups", form, index)
         conv = Conv(anywhere, channels, n, patches, activation=("none", "relu", "silu")[index % 3], **FORMS[form])
-        x = draw.normal(3, channels, 6, 11) * torch.tensor([1.0, 4.0, 0.2]).reshape(3, 1, 1, 1)
+        x = draw.normal(3, channels, 6, 11 + index % 4) * torch.tensor([1.0, 4.0, 0.2]).reshape(3, 1, 1, 1)
         x = x.to((torch.bfloat16, torch.float32, torch.float16)[index % 3])
         for given in (x, x.to(memory_format=LAST)):
             residual = draw.normal(*conv.want(given).shape)

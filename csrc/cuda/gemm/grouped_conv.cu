@@ -1,16 +1,16 @@
-// Convolutions in groups, depthwise ones above all: too few channels multiply the same codes for tensor cores. Sums are
-// dp4a of four codes of K, read out of padded images (ImageRows) for each output.
+// Convolutions in groups: too few channels multiply the same codes for tensor cores. Sums are dp4a of four codes of K,
+// read out of padded images (ImageRows) for each output; nearly all that are depthwise have a kernel of their own
+// (depthwise_conv.cu).
 //   partition: 256 threads own 64 pixels x 64 output channels, a thread eight neighbouring channels of two pixels; K
 //   moves 64 codes at a time: weights and the places of the codes are put into shared memory once for all pixels.
-//   Three ways to the four codes: of eight groups of one channel (depthwise), eight bytes of each of four taps, turned
-//   in registers; of channels that share a group, one word; else byte by byte.
+//   Two ways to the four codes: of channels that share a group, one word; else byte by byte.
 //   Group scales along K in ascending order, as in simt.cu.
 #include "cuda/gemm/byte_weights.cuh"
+#include "cuda/gemm/depthwise_conv.h"
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/image_walk.cuh"
 #include "cuda/images.h"
 #include "cuda/launch.h"
-#include "cuda/turn_bytes.cuh"
 
 namespace pyquant::cuda {
 
@@ -20,7 +20,7 @@ constexpr int kChannels = 8, kPixels = 2;  // of a thread
 constexpr int kColumns = 8, kLines = 32;   // threads of a block
 constexpr int kDepth = 64, kQuads = kDepth / 4;
 
-enum class Reads { depthwise, words, bytes };
+enum class Reads { words, bytes };
 
 struct GroupedConv {
   const int8_t* x;
@@ -47,17 +47,11 @@ __device__ __forceinline__ uint32_t word_of(const int8_t* a, const int8_t* b, co
   return byte(a) | byte(b) << 8 | byte(c) << 16 | byte(d) << 24;
 }
 
-// x[i]: four codes of K, from the quad's first on, for channel n + i.
+// x[i]: four codes of K, from the quad's first on, for a thread's channel i.
 template <Reads kReads>
-__device__ __forceinline__ void load_quad(const GroupedConv& o, const int32_t* place, const int8_t* row, int32_t n,
-                                          const int32_t (&first)[kChannels], uint32_t (&x)[kChannels]) {
-  if constexpr (kReads == Reads::depthwise) {
-    uint2 tap[4];
-#pragma unroll
-    for (int b = 0; b < 4; ++b) tap[b] = __ldg(reinterpret_cast<const uint2*>(row + place[b] + n));
-    turn_bytes({tap[0].x, tap[1].x, tap[2].x, tap[3].x}, x);
-    turn_bytes({tap[0].y, tap[1].y, tap[2].y, tap[3].y}, x + 4);
-  } else if constexpr (kReads == Reads::words) {
+__device__ __forceinline__ void load_quad(const int32_t* place, const int8_t* row, const int32_t (&first)[kChannels],
+                                          uint32_t (&x)[kChannels]) {
+  if constexpr (kReads == Reads::words) {
     const uint32_t word = __ldg(reinterpret_cast<const uint32_t*>(row + first[0] + place[0]));
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) x[i] = word;
@@ -116,7 +110,7 @@ __global__ void __launch_bounds__(kColumns* kLines) grouped_conv_kernel(GroupedC
 #pragma unroll
         for (int i = 0; i < kPixels; ++i) {
           uint32_t x[kChannels];
-          load_quad<kReads>(o, tile.place + 4 * quad, row[i], n, first, x);
+          load_quad<kReads>(tile.place + 4 * quad, row[i], first, x);
 #pragma unroll
           for (int j = 0; j < kChannels; ++j)
             acc[i][j] = __dp4a(static_cast<int32_t>(x[j]), static_cast<int32_t>(w[j]), acc[i][j]);
@@ -176,6 +170,7 @@ void grouped_conv(const GemmProblem& p, int64_t groups, const GemmOperands& oper
   if (p.m == 0 || p.n == 0) return;
   const DeviceInfo none{};
   const GemmCall call{"grouped_conv", p, operands, epilogue, context, none};
+  if (is_depthwise(call, groups)) return depthwise_conv(call);
   const int64_t channels = p.image.channels, each = p.n / groups;
   const GroupedConv o{static_cast<const int8_t*>(operands.x),
                       ByteWeights(call),
@@ -194,9 +189,7 @@ void grouped_conv(const GemmProblem& p, int64_t groups, const GemmOperands& oper
                     static_cast<unsigned>((p.n + kColumns * kChannels - 1) / (kColumns * kChannels)));
   shape.block = dim3(kColumns * kLines);
   const EpilogueParams params = epilogue_params(call);
-  if (channels == 1 && each == 1 && p.n % kChannels == 0 && steps_by(kChannels))
-    launch<grouped_conv_kernel<Reads::depthwise>>(call.name, shape, context, o, params);
-  else if (channels % 4 == 0 && each % kChannels == 0 && p.group_size % 4 == 0 && steps_by(4))
+  if (channels % 4 == 0 && each % kChannels == 0 && p.group_size % 4 == 0 && steps_by(4))
     launch<grouped_conv_kernel<Reads::words>>(call.name, shape, context, o, params);
   else
     launch<grouped_conv_kernel<Reads::bytes>>(call.name, shape, context, o, params);

@@ -74,7 +74,8 @@ def runs_by_pyquant(layer: torch.nn.Module, scheme: pyquant.QScheme, ran: torch.
     ops = ("pyquant::qlinear", "pyquant::weight_only_linear")
     assert counts.pop(ops[not scheme.is_integer]) == record.products == len(layer.pyquant.parts)
     others = [name for name in counts if name.startswith(("_C::", "vllm::", "pyquant::")) or name in MATRIX_PRODUCTS]
-    assert others == []
+    # a layer of an earlier test may be collected meanwhile, and gives its memory back
+    assert [name for name in others if not name.startswith("_C::release_")] == []
 
 
 @pytest.mark.parametrize("scheme", [W8A8Dynamic(), W4A16(32)], ids=str)
