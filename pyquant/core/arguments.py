@@ -58,6 +58,13 @@ def iterable(argument: str, value: Any, what: str = "batches") -> Iterable[Any]:
     return cast("Iterable[Any]", value)
 
 
+def x_or_input(x: Any, input: Any) -> Any:
+    """What a layer is called with: x, or `input`, which is its name in torch's layers. ArgumentError: both, or none."""
+    if (x is None) == (input is None):
+        raise ArgumentError("x", "None" if x is None else "given, and input as well", "a tensor, as x or as input")
+    return input if x is None else x
+
+
 def text(argument: str, value: object) -> str:
     """Text."""
     if not isinstance(value, str):

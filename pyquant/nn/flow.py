@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from pyquant.core import arguments
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.errors import ArgumentError
 from pyquant.nn.chain import Dequantize, QResidual, QResidualAdd, Quantize
 from pyquant.nn.linear_call import LinearCall
+
+INPUT_NAMES: Final = ("x", "input")  # by which layers may be given what they multiply
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,9 @@ class _Tracer(TorchFunctionMode):
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = self.calls.names[id(module)]
         if _takes_codes(module):
-            given = [args[0] if args else kwargs.get("x")]
+            given = [first_given(args, kwargs)]
             self.read(given[0], Use("layer", name))
-            for value in (*args[1:], *(v for key, v in kwargs.items() if key != "x")):
+            for value in (*args[1:], *(v for key, v in kwargs.items() if key not in INPUT_NAMES)):
                 self.read(value, Use("residual", name))
         self._inside += _is_opaque(module)
 
@@ -191,6 +194,23 @@ def check_model(model: object) -> nn.Module:
     if found.training:
         raise ArgumentError("model", "a model in training mode", "evaluation mode: call model.eval() first")
     return found
+
+
+def first_given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a layer multiplies, by position or by its name in ours or in torch's layers, else the first there is; None:
+    nothing."""
+    if args:
+        return args[0]
+    return next((kwargs[name] for name in INPUT_NAMES if name in kwargs), next(iter(kwargs.values()), None))
+
+
+def watch_input(layer: nn.Module, see: Callable[[Tensor], None]) -> RemovableHandle:
+    """see(x) before every call of a layer, with what it is given, by position or by name."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        see(first_given(args, kwargs))
+
+    return layer.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def first_tensor(result: Any) -> Tensor | None:

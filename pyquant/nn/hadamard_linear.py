@@ -66,8 +66,9 @@ class HadamardLinear(nn.Module):
         inner.weight, inner.bias = nn.Parameter(turned, linear.weight.requires_grad), linear.bias
         return cls(inner, block).train(linear.training)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        """The layer. x  float [..., in_features]; residual as in QLinear. Raises as QLinear does."""
+    def forward(self, x: Tensor | None = None, residual: Tensor | None = None, *, input: Tensor | None = None) -> Any:
+        """The layer. x  float [..., in_features]; residual and input as in QLinear. Raises as QLinear does."""
+        x = arguments.x_or_input(x, input)
         if isinstance(x, Proxy):
             return traced(self, x)
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or x.shape[-1] != self.in_features:

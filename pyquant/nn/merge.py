@@ -160,7 +160,7 @@ def _by_run(model: nn.Module, layers: dict[str, QLinear], example_inputs: object
     kept: list[Any] = []  # alive, so that no id is used twice
 
     def entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = args[0] if args else kwargs.get("x")
+        x = flows.first_given(args, kwargs)
         if isinstance(module, QLinear) and isinstance(x, Tensor):
             kept.append(x)
             reads[id(module)].append((id(x), 0 if x.is_inference() else x._version))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
+from pyquant.core import arguments
 from pyquant.core.qtensor import QTensor
 from pyquant.errors import ArgumentError
 from pyquant.nn import state
@@ -225,14 +226,21 @@ class MergedLinear(QLinear):
 
     # ---- running
 
-    def forward(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        x: Tensor | QTensor | None = None,
+        residual: Tensor | None = None,
+        *,
+        input: Tensor | QTensor | None = None,
+    ) -> Any:
         """As QLinear.forward. With a residual the layer runs alone, and its weights are packed for that call."""
-        if isinstance(x, Proxy):
-            return self._forward_general(x, residual)
+        rows: Any = arguments.x_or_input(x, input)
+        if isinstance(rows, Proxy):
+            return self._forward_general(rows, residual)  # type: ignore[arg-type]
         if residual is not None:
-            return self.alone()(x, residual)
+            return self.alone()(rows, residual)
         self._group.whole.training = self.training
-        return self._group.part(x, self._place)
+        return self._group.part(rows, self._place)
 
     def with_other(self, other: MergedLinear, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """The results of this layer and another one, views of the group's: for callers that have both at once. None

@@ -56,8 +56,8 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
         what = "has a computed weight (parametrisation, weight norm or pruning)"
         return Obstacle(what, f"remove it first, or {exclude}")
     for name in _CALLED:
-        own = getattr(type(module), name, None) is not getattr(base, name, None) and not isinstance(module, nn.Embedding)
-        if own or name in module.__dict__:
+        is_own = getattr(type(module), name, None) is not getattr(base, name, None)
+        if name in module.__dict__ or (is_own and not isinstance(module, nn.Embedding)):
             return Obstacle(f"is a {type(module).__name__} with a {name} of its own", exclude)
     unsaved = module._non_persistent_buffers_set if isinstance(module, nn.Embedding) else ()
     held = (*module._parameters, *module._buffers, *module._modules)

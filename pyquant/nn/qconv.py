@@ -156,16 +156,24 @@ class QConv2d(LinearCall):
 
     # ---- running
 
-    def forward(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        x: Tensor | QTensor | None = None,
+        residual: Tensor | None = None,
+        *,
+        input: Tensor | QTensor | None = None,
+    ) -> Any:
         """The convolution.
 
         x         float32, float16 or bfloat16 [B, in_channels, H, W] (or without B), or a QTensor of codes: of its own
                   input scale for a static layer, with one scale or one an image for a dynamic layer.
         residual  float [B, out_channels, H', W'], added after the activation; or None.
+        input     x by the name that it has in torch's layer.
         ->        [B, out_channels, H', W'] in x's type (`dtype` for codes), or a QTensor where the scheme has outputs;
                   channels_last where x is, which spares two transpositions.
         Gradients flow to float x and residual as in QLinear. Raises ArgumentError, UnsupportedError.
         """
+        x = arguments.x_or_input(x, input)
         return self._forward_general(autocast(x) if isinstance(x, Tensor) else x, residual)
 
     def _run(self, x: Tensor | QTensor, residual: Tensor | None, storage: Tensor) -> Tensor:

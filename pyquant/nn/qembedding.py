@@ -89,23 +89,26 @@ class QEmbedding(LinearState):
         embedding.weight = nn.Parameter(self._real(weights.float_type(dtype, self.dtype)))
         return embedding.train(self.training)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Rows of real values: x int32 or int64 of any shape -> `dtype` [*x.shape, embedding_dim].
+    def forward(self, input: Tensor) -> Tensor:
+        """Rows of real values: input int32 or int64 of any shape -> `dtype` [*input.shape, embedding_dim].
 
         Raises ArgumentError for another type, and for an index outside [0, num_embeddings) on the CPU.
         """
+        x = input
         if isinstance(x, Proxy):
             return traced(self, x)  # type: ignore[no-any-return]
         if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
-            raise ArgumentError("x", describe(x), "an int64 or int32 tensor of indices")
+            raise ArgumentError("input", describe(x), "an int64 or int32 tensor of indices")
         codes = self.codes
         if x.device != codes.device:
-            raise ArgumentError("x", f"device {x.device}", f"device {codes.device}, where the layer is")
+            raise ArgumentError("input", f"device {x.device}", f"device {codes.device}, where the layer is")
         try:
             rows = torch.embedding(codes, x)
             scale = self.weight_scale[x]
         except (IndexError, RuntimeError) as error:
-            raise ArgumentError("x", str(error).splitlines()[0], f"indices in [0, {self.num_embeddings - 1}]") from None
+            raise ArgumentError(
+                "input", str(error).splitlines()[0], f"indices in [0, {self.num_embeddings - 1}]"
+            ) from None
         real: Tensor = torch.ops.pyquant.dequantize(rows, scale, None, "per_token", 0, self.dtype)
         return real
 

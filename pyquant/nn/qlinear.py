@@ -116,7 +116,13 @@ class QLinear(LinearCall):
 
     # ---- running
 
-    def forward(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        x: Tensor | QTensor | None = None,
+        residual: Tensor | None = None,
+        *,
+        input: Tensor | QTensor | None = None,
+    ) -> Any:
         """The layer.
 
         x         float32, float16 or bfloat16 [..., in_features], or a QTensor of codes. A static layer takes codes of
@@ -124,6 +130,7 @@ class QLinear(LinearCall):
                   them. It takes others too (per tensor, or zero points where it has none): exact, but its weights are
                   repacked for each such call.
         residual  float [..., out_features], added after the activation; or None.
+        input     x by the name that it has in torch's layer.
         ->        [..., out_features] in x's type (`dtype` for codes), or a QTensor where the scheme has outputs. A row
                   of x that holds NaN or infinity gives a row of NaN with dynamic inputs.
         Gradients flow to float x (straight through the rounding; where a static range clips, none) and to residual.
@@ -131,8 +138,8 @@ class QLinear(LinearCall):
         """
         if self._is_direct and isinstance(x, Tensor):
             try:
-                if not x.requires_grad and residual is None and forward_ad._current_level < 0:
+                if not x.requires_grad and residual is input is None and forward_ad._current_level < 0:
                     return _qlinear(x, self._buffers["storage"], None, self._spec)
             except OP_ERRORS as error:
                 self._explain(error, x)
-        return self._forward_general(x, residual)
+        return self._forward_general(arguments.x_or_input(x, input), residual)

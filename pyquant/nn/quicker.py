@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pyquant.nn.dequantize import float_of
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.speed import best_of, each_call
+from pyquant.nn.speed import best_of, each_call, in_banks
 from pyquant.nn.whole_layer import WRAPPERS, without
 from pyquant.ops import layer_time
 from pyquant.ops.plan import Device
@@ -139,8 +139,11 @@ def _calls_of(model: nn.Module, examples: Sequence[object]) -> dict[str, _Seen]:
     for example in examples:
         each_call(model, example, note)
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
+    banks = in_banks(model)
     for seen in calls.values():
-        if seen.layer.scheme.outputs is not None:
+        if id(seen.layer) in banks:
+            seen.left = "its bank of experts is one call, which no layer is timed in"
+        elif seen.layer.scheme.outputs is not None:
             seen.left = "gives codes to the layer behind"
         elif seen.layer.scheme.is_float:
             seen.left = "runs in 16 bits already"

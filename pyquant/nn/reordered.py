@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyquant.core import arguments
 from pyquant.core.dtypes import describe
 from pyquant.errors import ArgumentError
 from pyquant.nn.qlinear import QLinear
@@ -36,9 +37,9 @@ class Reordered(nn.Module):
         self.in_features, self.out_features, self.linear = linear.in_features, linear.out_features, linear
         self.register_buffer("order", order.detach().clone())
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        """The layer. x  float [..., in_features]; residual as in QLinear. Raises as QLinear does."""
-        taken = x.index_select(-1, self.order)
+    def forward(self, x: Tensor | None = None, residual: Tensor | None = None, *, input: Tensor | None = None) -> Any:
+        """The layer. x  float [..., in_features]; residual and input as in QLinear. Raises as QLinear does."""
+        taken = arguments.x_or_input(x, input).index_select(-1, self.order)
         return self.linear(taken) if residual is None else self.linear(taken, residual)
 
     @property

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.core.names import listed
 from pyquant.errors import ArgumentError, NativeLibraryError, QuantizationWarning
-from pyquant.nn.flow import Calls, call
+from pyquant.nn.experts import QExperts
+from pyquant.nn.flow import Calls, call, first_given
 from pyquant.nn.obstacles import has_hooks
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
@@ -63,7 +64,7 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
     example_inputs  a tensor or other single argument, a tuple of arguments, or a mapping of keyword arguments.
     seconds         of measuring altogether, about; every pair of layers runs three times at least.
     ->              one record a layer that was called with a float tensor, the slowest ratio first. Layers of one shape
-                    and scheme are measured once.
+                    and scheme are measured once, experts of a bank, which is one call, not at all.
     Raises ArgumentError for a model without quantised layers, and for seconds that are not above 0.
 
     Example:
@@ -120,8 +121,9 @@ def small_weight_only(model: nn.Module, seconds: float = 0.2) -> list[LayerSpeed
     The smallest first, up to MOST_WEIGHTS, each kind once in a process; kinds that the seconds do not suffice for are
     left out. -> one record a layer that was timed, the slowest ratio first.
     """
-    start, speeds, wrappers = perf_counter(), [], wrappers_of(model.modules())
-    named = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QLinear)]
+    start, speeds, wrappers, banks = perf_counter(), [], wrappers_of(model.modules()), in_banks(model)
+    layers = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, QLinear))
+    named = [(name, layer) for name, layer in layers if id(layer) not in banks]
     for name, layer in sorted(named, key=lambda one: one[1].in_features * one[1].out_features):
         is_weight_only = not layer.scheme.is_integer and not layer.scheme.is_float and layer.missing is None
         if not is_weight_only or not 0 < layer.in_features * layer.out_features <= MOST_WEIGHTS:
@@ -168,8 +170,9 @@ def slower_by_plan(
 def _known_by_plan(model: nn.Module) -> list[tuple[LayerSpeed, str]]:
     """slower_by_plan for the layers of a model, each on its own GPU; none without the kernel table."""
     on: dict[torch.device, dict[str, QLinear]] = {}
+    banks = in_banks(model)
     for name, layer in model.named_modules():
-        if isinstance(layer, QLinear) and layer.storage.device.type == "cuda":
+        if isinstance(layer, QLinear) and id(layer) not in banks and layer.storage.device.type == "cuda":
             on.setdefault(layer.storage.device, {})[name] = layer
     try:
         return [one for where, layers in on.items() for one in slower_by_plan(layers, Device.of(where))]
@@ -216,13 +219,21 @@ def warn_of_speed(model: nn.Module, check_speed: object, stacklevel: int = 4) ->
 def _inputs_of(model: nn.Module, example_inputs: object) -> dict[str, tuple[Any, Tensor]]:
     """{name: (layer as the model calls it, its first float input)} of every quantised layer that is reached."""
     seen: dict[str, tuple[Any, Tensor]] = {}
+    banks = in_banks(model)
 
-    def note(name: str, layer: Any, args: tuple[Any, ...], _: Mapping[str, Any]) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-            seen.setdefault(name, (layer, args[0].detach()))
+    def note(name: str, layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        x = first_given(args, kwargs)
+        if id(layer) not in banks and isinstance(x, Tensor) and x.is_floating_point():
+            seen.setdefault(name, (layer, x.detach()))
 
     each_call(model, example_inputs, note)
     return seen
+
+
+def in_banks(model: nn.Module) -> set[int]:
+    """The ids of the layers of experts: a bank multiplies by all of them in one call, of which a call for each, and a
+    float layer beside it, say nothing."""
+    return {id(layer) for bank in model.modules() if isinstance(bank, QExperts) for layer in bank.modules()}
 
 
 def each_call(model: nn.Module, example_inputs: object, note: Callable[..., None]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pyquant.core import arguments
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
@@ -67,8 +68,15 @@ class TwoFormLinear(QLinear):
         """Whether a call of so many rows goes to the real weights."""
         return any(first <= rows <= last for first, last in self.rows_in_floats)
 
-    def forward(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        x: Tensor | QTensor | None = None,
+        residual: Tensor | None = None,
+        *,
+        input: Tensor | QTensor | None = None,
+    ) -> Any:
         """As QLinear; in floats where is_in_floats says so of the number of rows of x."""
+        x = arguments.x_or_input(x, input)
         if isinstance(x, Tensor) and self._takes(x):
             return self._in_floats(x, residual)
         return super().forward(x, residual)

@@ -60,8 +60,9 @@ class IntegerForwardLinear(FakeQuantLinear):
         twin._kept = Kept()
         return twin
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x float [..., in_features] -> float [..., out_features] (under autocast: of its type)."""
+    def forward(self, input: Tensor) -> Tensor:
+        """input float [..., in_features] -> float [..., out_features] (under autocast: of its type)."""
+        x = input
         inputs, weights = self.input_fake_quant, self.weight_fake_quant
         if inputs is None or inputs.mode != "quantize" or weights.mode != "quantize" or torch_operators.are_chosen():
             return super().forward(x)  # calibration, a quantiser that is switched off, or an export of the simulation

@@ -63,9 +63,9 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
         layer._simulate(scheme, layer.patches.matrix(layer.weight.detach()))
         return layer.train(conv.training)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x float [B, in_channels, H, W] (or without B) -> float [B, out_channels, H', W']."""
-        fake = self.input_fake_quant
+    def forward(self, input: Tensor) -> Tensor:
+        """input float [B, in_channels, H, W] (or without B) -> float [B, out_channels, H', W']."""
+        fake, x = self.input_fake_quant, input
         if fake is not None and fake.scheme.dynamic:
             rows = x.shape[0] if x.dim() == 4 else 1
             x = fake(x.reshape(rows, x.shape[-3:].numel())).reshape(x.shape)

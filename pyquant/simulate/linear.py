@@ -37,10 +37,9 @@ class FakeQuantLinear(SimulatedLayer, nn.Linear):
         layer._simulate(scheme, layer.weight)
         return layer.train(linear.training)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x float [..., in_features] -> float [..., out_features]."""
-        if self.input_fake_quant is not None:
-            x = self.input_fake_quant(x)
+    def forward(self, input: Tensor) -> Tensor:
+        """input float [..., in_features] -> float [..., out_features]."""
+        x = input if self.input_fake_quant is None else self.input_fake_quant(input)
         y = F.linear(x, self.weight_fake_quant(self.weight), self.bias)
         return y if self.output_fake_quant is None else self.output_fake_quant(y)
 

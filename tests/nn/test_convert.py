@@ -13,6 +13,7 @@ import pytest
 import torch
 from heap import in_use
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 
 import pyquant
@@ -297,6 +298,19 @@ def patched() -> nn.Module:
     return linear
 
 
+class Standardised(nn.Conv2d):
+    """nn.Conv2d's own place for what computes it."""
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return super()._conv_forward(input, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+
+
+def tiling() -> nn.Module:
+    conv = nn.Conv2d(8, 8, 3)
+    conv._conv_forward = lambda x, w, b: functional.conv2d(functional.pad(x, (1, 1, 1, 1), "circular"), w, b)  # type: ignore[method-assign]
+    return conv
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
     ("make", "match"),
@@ -310,6 +324,8 @@ def patched() -> nn.Module:
         (lambda: OwnForward(8, 8), "OwnForward with a forward of its own"),
         (OwnTensors, "tensors of its own .extra"),
         (patched, "forward of its own"),
+        (lambda: Standardised(8, 8, 3), "Standardised with a _conv_forward of its own"),
+        (tiling, "Conv2d with a _conv_forward of its own"),
         (lambda: nn.Linear(8, 8).double(), "float64"),
     ],
 )
@@ -326,7 +342,9 @@ def test_what_cannot_be_converted_is_refused_by_name(make: Callable[..., nn.Modu
     assert isinstance(model["first"], QLinear)
 
 
-@pytest.mark.parametrize("make", [lambda: OwnForward(8, 8), OwnTensors, pruned, patched, lambda: weight_normed()])
+@pytest.mark.parametrize(
+    "make", [lambda: OwnForward(8, 8), OwnTensors, pruned, patched, tiling, lambda: weight_normed()]
+)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_what_cannot_be_converted_is_left_and_named_where_nobody_named_it(make: Callable[..., nn.Module]) -> None:
     model = nn.ModuleDict({"first": nn.Linear(8, 8), "odd": make()})

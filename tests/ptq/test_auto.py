@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 
 import fresh
@@ -174,6 +175,40 @@ def test_layers_of_chains_and_residuals_are_left_and_said(monkeypatch: pytest.Mo
         "not compared: takes codes from the layer before",
     ]
     assert torch.equal(model(data[0]), before)
+
+
+def test_a_bank_of_experts_is_not_judged_by_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are one call; one by one, beside a float layer, they look slow."""
+    experts = pytest.importorskip("transformers.models.mixtral.modeling_mixtral").MixtralExperts
+    config = pytest.importorskip("transformers").MixtralConfig(
+        hidden_size=32, intermediate_size=64, num_local_experts=4
+    )
+    config._experts_implementation = "eager"
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.experts = nn.Linear(32, 32), experts(config)
+            for parameter in self.experts.parameters():
+                nn.init.normal_(parameter, std=0.1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            ids = torch.arange(x.shape[0])[:, None] % 4
+            return self.experts(self.before(x), ids, torch.ones(ids.shape))  # type: ignore[no-any-return]
+
+    clock(monkeypatch, QLinear32=9.0, QLinear64=9.0)
+    torch.manual_seed(0)
+    model, x = Block().eval(), torch.randn(6, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)  # nor of its speed
+        pyquant.quantize_(copy.deepcopy(model), "W4A16(group_size=32)", filter_fn=lambda _, name: name != "before")
+    report = pyquant.auto_(model, x)
+    forms = {c.name: (c.form, c.reason) for c in report}
+    assert forms.pop("before")[0] == "floats"
+    assert set(forms.values()) == {
+        ("integers", "not compared: its bank of experts is one call, which no layer is timed in")
+    }
+    assert type(model.experts) is pyquant.QExperts
 
 
 def test_modules_with_a_linear_form_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,12 @@ class ColwiseQEmbedding(SharedQEmbedding):
 
     _cut: ClassVar = {"weight": 1}
 
-    def forward(self, x: Any) -> Any:
-        """Vectors: x int32 or int64 [...], whole on every rank, or a DTensor -> [..., columns], in the layout asked
+    def forward(self, input: Any) -> Any:
+        """Vectors: input int32 or int64 [...], whole on every rank, or a DTensor -> [..., columns], in the layout asked
         for."""
-        if isinstance(x, Proxy):
-            return traced(self, x)
-        y = super().forward(self._layouts.enter(x, Replicate()))
+        if isinstance(input, Proxy):
+            return traced(self, input)
+        y = super().forward(self._layouts.enter(input, Replicate()))
         return self._layouts.leave(y, Shard(y.dim() - 1), (*y.shape[:-1], self._whole_shapes["weight"][1]))
 
 
@@ -84,19 +84,21 @@ class RowwiseQEmbedding(SharedQEmbedding):
     _cut: ClassVar = {"weight": 0, "weight_scale": 0}
     _begin: int  # the first of this rank's rows
 
-    def forward(self, x: Any) -> Any:
-        """Vectors: x int32 or int64 [...], whole on every rank, or a DTensor -> [..., embedding_dim].
+    def forward(self, input: Any) -> Any:
+        """Vectors: input int32 or int64 [...], whole on every rank, or a DTensor -> [..., embedding_dim].
 
         Raises ArgumentError for an index that is in no rank's rows, on the CPU.
         """
-        if isinstance(x, Proxy):
-            return traced(self, x)
-        ids, rows = self._layouts.enter(x, Replicate()), self._whole_shapes["weight"][0]
+        if isinstance(input, Proxy):
+            return traced(self, input)
+        ids, rows = self._layouts.enter(input, Replicate()), self._whole_shapes["weight"][0]
         if isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32):
             if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
-                raise ArgumentError("x", f"indices {int(ids.min())} to {int(ids.max())}", f"indices in [0, {rows - 1}]")
+                raise ArgumentError(
+                    "input", f"indices {int(ids.min())} to {int(ids.max())}", f"indices in [0, {rows - 1}]"
+                )
         else:
-            raise ArgumentError("x", describe(ids), "an int64 or int32 tensor of indices")
+            raise ArgumentError("input", describe(ids), "an int64 or int32 tensor of indices")
         mine = (ids >= self._begin) & (ids < self._begin + self.num_embeddings)
         if self.num_embeddings:
             found = super().forward(torch.where(mine, ids - self._begin, 0))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.fx import Proxy
 
+from pyquant.core import arguments
 from pyquant.core.qtensor import QTensor
 from pyquant.errors import UnsupportedError
 from pyquant.integrations.distributed.layouts import Layouts, bounds, is_last
@@ -99,13 +100,14 @@ class ColwiseQLinear(SharedQLinear):
         begin, end = bounds(layer.out_features, layouts.world, layouts.rank)
         return f"outputs {begin} to {end} of {layer.out_features}, colwise over {layouts.world} ranks"
 
-    def forward(self, x: Any, residual: Tensor | None = None) -> Any:
+    def forward(self, x: Any = None, residual: Tensor | None = None, *, input: Any = None) -> Any:
         """The layer.
 
         x         as QLinear takes it, in the layout of input_layouts, or a DTensor; a QTensor only where it is whole.
         residual  [..., outputs of this rank], where the result is left on the ranks.
         ->        the outputs of this rank, or what output_layouts and use_local_output make of all.
         """
+        x = arguments.x_or_input(x, input)
         if isinstance(x, Proxy):
             return traced(self, x, residual)
         layouts = self._layouts

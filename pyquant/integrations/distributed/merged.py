@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.fx import Proxy
 
+from pyquant.core import arguments
 from pyquant.integrations.distributed.layer import ColwiseQLinear
 from pyquant.nn.linear_state import traced
 from pyquant.nn.merged_linear import MergedLinear, register_member
@@ -20,9 +21,10 @@ class ColwiseMergedLinear(ColwiseQLinear, MergedLinear):
 
     alone_kind: ClassVar[type[QLinear]] = ColwiseQLinear
 
-    def forward(self, x: Any, residual: Tensor | None = None) -> Any:
+    def forward(self, x: Any = None, residual: Tensor | None = None, *, input: Any = None) -> Any:
         """As ColwiseQLinear.forward. Inputs that ranks must put together first are put together once for all layers of
         the group, where the product is kept for them (MergedLinear)."""
+        x = arguments.x_or_input(x, input)
         if isinstance(x, Proxy):
             return traced(self, x, residual)
         if residual is not None:

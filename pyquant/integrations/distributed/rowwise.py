@@ -100,7 +100,7 @@ class RowwiseQLinear(SharedQLinear):
         numbers = super()._packed_numbers(held)
         return numbers if sums_are_exact(self.scheme) else (None,) * len(numbers)
 
-    def forward(self, x: Any, residual: Tensor | None = None) -> Any:
+    def forward(self, x: Any = None, residual: Tensor | None = None, *, input: Any = None) -> Any:
         """The layer.
 
         x         [..., inputs of this rank], in the layout of input_layouts, or a DTensor; float, or codes of a QTensor
@@ -109,6 +109,7 @@ class RowwiseQLinear(SharedQLinear):
         ->        [..., out_features] in the layout of output_layouts.
         Every rank must call. Gradients flow to float x and residual, as through QLinear.
         """
+        x = arguments.x_or_input(x, input)
         if isinstance(x, Proxy):
             return traced(self, x, residual)
         layouts = self._layouts

@@ -20,8 +20,11 @@ from pyquant.mixed_precision.choices.formats import Format, formats_of
 from pyquant.mixed_precision.choices.groups import Grouping, find_groups, quantisable
 from pyquant.nn.fates import twin_of
 from pyquant.nn.flow import first_tensor
+from pyquant.nn.forms import has_form
+from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import Filter, Site
 from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.tell import warn_of_floats
 from pyquant.nn.whole_layer import around, wrappers_of
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges
 from pyquant.simulate.kinds import simulate
@@ -75,6 +78,7 @@ class SwitchableModel:
         self._wrappers = {n: wrappers[id(s.module)] for n, s in self._sites.items() if id(s.module) in wrappers}
         self.formats = formats_of(formats, {_weight(site).dtype for site in self._sites.values()})
         self.groups = find_groups(model, grouping, filter_fn)
+        _warn_of_forms(model, filter_fn)
         # batch -> (arguments, keyword arguments) of the model's call, on its device
         self.inputs: Callable[[Any], Inputs] = inputs_of(model, batch_to_inputs)
         self._to_output = output_tensor if to_output is None else to_output
@@ -244,6 +248,14 @@ def _first_batches(data: Iterable[Any] | None, num_batches: int | None, static: 
     if not batches or (num_batches is not None and len(batches) < num_batches):
         raise ArgumentError("num_batches", limit, f"at most {len(batches)}, the batches that the data has")
     return batches
+
+
+def _warn_of_forms(model: nn.Module, filter_fn: Filter | None) -> None:
+    """One warning of the classes that have matrices of their own: they are no layers, and so in no group."""
+    modules = dict(model.named_modules())
+    forms = [r for r in quantization_report(model) if r.name in modules and has_form(modules[r.name])]
+    meant = [r for r in forms if filter_fn is None or filter_fn(modules[r.name], r.name)]
+    warn_of_floats(meant, (), "search and sensitivity", stacklevel=5)
 
 
 def _weight(site: Site) -> Tensor:

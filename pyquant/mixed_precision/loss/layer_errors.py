@@ -17,8 +17,10 @@ from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.watch import hooked
 from pyquant.mixed_precision.loss.scorers.layers import rounded_input
-from pyquant.nn.flow import first_tensor
+from pyquant.nn.flow import first_given, first_tensor
+from pyquant.nn.forms import expose_reversibly
 from pyquant.nn.linear_call import LinearCall
+from pyquant.nn.swap import Undo
 from pyquant.report.records.errors import ErrorReport, TensorError
 from pyquant.simulate.layer import SimulatedLayer
 
@@ -37,7 +39,8 @@ def error_report(
     """Errors of weights, inputs and results of every quantised layer, on data: where a model loses, and why.
 
     model      quantised (quantize_, convert_, load_pretrained) or simulating (SelectiveQuantizer, calibrated).
-    reference  the float model that it was made of, another object; layers are matched by name.
+    reference  the float model that it was made of, another object; layers are matched by name, those of attention,
+               recurrent layers, Conv1D and experts by the names that quantize_ gives them (expose_linears_).
     data       at least `num_batches` batches, as QuantizationCalibrator.calibrate_model takes them.
     ->         ErrorReport. Of each layer: 'weight' and 'input' (rounding and clipping of one tensor), 'alone' (the
                layer fed by the float model) and 'output' (fed by the quantised one); of the model the row of name ''.
@@ -62,6 +65,22 @@ def error_report(
         raise ArgumentError("reference", "the model itself", "the float model, another object")
     arguments.whole("num_batches", num_batches, 1)
     arguments.iterable("data", data)
+    undo: list[Undo] = []
+    try:
+        expose_reversibly(reference, None, undo)  # its layers then have the names and shapes that quantize_ gave them
+        return _report(model, reference, data, num_batches, batch_to_inputs)
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def _report(
+    model: nn.Module,
+    reference: nn.Module,
+    data: Iterable[Any],
+    num_batches: int,
+    batch_to_inputs: Callable[[Any], Any] | None,
+) -> ErrorReport:
     skipped: dict[str, str] = {}
     pairs = _pairs(model, reference, skipped)
     if not pairs:
@@ -162,11 +181,12 @@ def _add_batch(
 
     def originally(pair: _Pair) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Any, ...], keywords: Any, y: Any) -> None:
-            if inputs and isinstance(inputs[0], Tensor) and isinstance(y, Tensor):
+            x = first_given(inputs, keywords)
+            if isinstance(x, Tensor) and isinstance(y, Tensor):
                 given.setdefault(pair.name, []).append(y)
-                _add_input(sums, pair, inputs[0])
+                _add_input(sums, pair, x)
                 if not pair.computes_more:
-                    _entry(sums, pair.name, "alone").add(pair.layer(inputs[0]), y)
+                    _entry(sums, pair.name, "alone").add(pair.layer(x), y)
 
         return hook
 

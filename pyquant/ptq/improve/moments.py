@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from pyquant.nn.flow import watch_input
 from pyquant.ptq.blockwise.stage import Stage
 from pyquant.ptq.improve.ldl import Ldl, ldl_of
 from pyquant.ptq.improve.matrix import matrix_of, rounded_input, rows_of
@@ -76,7 +77,7 @@ def moments_of(stage: Stage, names: Sequence[str], batches: int, *, cross: bool)
     def watch(replay: Replay, see: Callable[[Tensor], None], i: int) -> None:
         last = max(at for at, shares in enumerate(sharing) if shares)
         with checked(layers, sharing):
-            seen = layer.register_forward_pre_hook(lambda _, args: see(args[0].detach()))
+            seen = watch_input(layer, lambda x: see(x.detach()))
             try:
                 replay.run_until(layers[last], stage.calls[names[last]], i)
             finally:

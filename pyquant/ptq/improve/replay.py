@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pyquant.calibrate.run import Inputs, evaluating, inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
+from pyquant.nn.flow import first_given
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -110,9 +111,9 @@ class Replay:
         which the layer is not needed any more."""
         left = 0
 
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
             nonlocal left
-            see(inputs[0].detach(), output.detach())
+            see(first_given(inputs, named).detach(), output.detach())
             left -= 1
             if left == 0:
                 raise Enough
@@ -178,7 +179,7 @@ def check_unmoved(argument: str, before: Any, after: Any, allowed: str) -> None:
 
 @contextmanager
 def _hooked(layer: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    handle = layer.register_forward_hook(hook)
+    handle = layer.register_forward_hook(hook, with_kwargs=True)
     try:
         yield
     finally:

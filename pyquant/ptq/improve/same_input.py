@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyquant.nn.flow import watch_input
 from pyquant.ptq.improve.matrix import Layer
 from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.linear import FakeQuantLinear
@@ -21,9 +22,9 @@ class _Given:
     def __init__(self, x: Tensor) -> None:
         self._x, self._version = x, None if x.is_inference() else x._version
 
-    def is_still(self, args: tuple[Any, ...]) -> bool:
-        """Whether these arguments are this tensor, unchanged; not where changes are not counted."""
-        return bool(args) and args[0] is self._x and self._version is not None and self._x._version == self._version
+    def is_still(self, x: Any) -> bool:
+        """Whether this is that tensor, unchanged; not where changes are not counted."""
+        return x is self._x and self._version is not None and self._x._version == self._version
 
 
 @contextmanager
@@ -33,17 +34,17 @@ def noting_groups(layers: Mapping[str, Layer], calls: Mapping[str, int]) -> Iter
     groups: list[list[str]] = []
     last: list[_Given] = []
 
-    def called(name: str, layer: Layer, args: tuple[Any, ...]) -> None:
-        if last and last[0].is_still(args) and rounded_alike(layers[groups[-1][0]], layer):
+    def called(name: str, layer: Layer, x: Any) -> None:
+        if last and last[0].is_still(x) and rounded_alike(layers[groups[-1][0]], layer):
             groups[-1].append(name)
-        elif args:
+        elif isinstance(x, Tensor):
             groups.append([name])
-            last[:] = [_Given(args[0])]
+            last[:] = [_Given(x)]
 
     with ExitStack() as hooks:
         for name, layer in layers.items():
             if type(layer) is FakeQuantLinear and calls.get(name) == 1:
-                hooks.callback(layer.register_forward_pre_hook(partial(called, name)).remove)
+                hooks.callback(watch_input(layer, partial(called, name, layer)).remove)
         try:
             yield groups
         finally:
@@ -55,17 +56,17 @@ def checked(layers: Sequence[Layer], sharing: list[bool]) -> Iterator[None]:
     """Passes inside set sharing[i] to False where layer i is given another tensor than layers[0] in front of it."""
     last: list[_Given] = []
 
-    def first(_: Layer, args: tuple[Any, ...]) -> None:
-        last[:] = [_Given(args[0])]
+    def first(x: Tensor) -> None:
+        last[:] = [_Given(x)]
 
-    def other(i: int, _: Layer, args: tuple[Any, ...]) -> None:
-        sharing[i] = sharing[i] and bool(last) and last[0].is_still(args)
+    def other(i: int, x: Any) -> None:
+        sharing[i] = sharing[i] and bool(last) and last[0].is_still(x)
 
     with ExitStack() as hooks:
         if len(layers) > 1:
-            hooks.callback(layers[0].register_forward_pre_hook(first).remove)
+            hooks.callback(watch_input(layers[0], first).remove)
         for i, layer in enumerate(layers[1:], 1):
-            hooks.callback(layer.register_forward_pre_hook(partial(other, i)).remove)
+            hooks.callback(watch_input(layer, partial(other, i)).remove)
         try:
             yield
         finally:

@@ -16,6 +16,7 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.experts import QExperts
 from pyquant.nn.fates import carry_out, twins_of
+from pyquant.nn.flow import watch_input
 from pyquant.nn.forms import expose_reversibly, form_of, has_form
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Config, rules_of
@@ -204,13 +205,13 @@ def _watched(replay: Replay, groups: list[Pair], split: int) -> tuple[list[Any],
     reads = {pair.producer: Reads(pair) for pair in groups}
     is_held_out = False
 
-    def hook(pair: Pair, _: nn.Module, x: tuple[Tensor, ...]) -> None:
-        reads[pair.producer].see(x[0], is_held_out)
+    def see(pair: Pair, x: Tensor) -> None:
+        reads[pair.producer].see(x, is_held_out)
 
     targets = []
     with ExitStack() as hooks:
         for pair in groups:
-            hooks.callback(pair.modules[1][0].register_forward_pre_hook(partial(hook, pair)).remove)
+            hooks.callback(watch_input(pair.modules[1][0], partial(see, pair)).remove)
         for i, batch in enumerate(replay.batches):
             is_held_out = i >= split
             output = replay.run(batch)

@@ -12,6 +12,7 @@ from torch import nn
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
+from pyquant.nn.flow import watch_input
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import Undo, undone_on_error
 from pyquant.ptq.blockwise.drive import Way
@@ -97,7 +98,7 @@ def smooth_reversibly(
         hooks.enter_context(place.holds_each(modules))
         reference = replay.run(replay.batches[0])
         for pair in groups:
-            handle = pair.modules[1][0].register_forward_pre_hook(lambda _, x, pair=pair: pair.observe(x[0]))
+            handle = watch_input(pair.modules[1][0], pair.observe)
             hooks.callback(handle.remove)
         for batch in replay.batches:
             replay.run(batch)

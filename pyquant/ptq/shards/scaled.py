@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from torch import Tensor, nn
 
 from pyquant.errors import ArgumentError
+from pyquant.nn.flow import watch_input
 from pyquant.ptq.blockwise.drive import Way, improved
 from pyquant.ptq.blockwise.offload import Place
 from pyquant.ptq.blockwise.stage import Stage
@@ -120,13 +121,13 @@ class _Scaling:
             return
         number = 0
 
-        def hook(pair: Pair, _: nn.Module, x: tuple[Tensor, ...]) -> None:
-            self._see(pair, x[0], number)
+        def see(pair: Pair, x: Tensor) -> None:
+            self._see(pair, x, number)
 
         with ExitStack() as hooks:
             watched = [pair for pair in self._pairs[block] if pair.consumers[0] in stage.layers]
             for pair in watched:
-                hooks.callback(pair.modules[1][0].register_forward_pre_hook(partial(hook, pair)).remove)
+                hooks.callback(watch_input(pair.modules[1][0], partial(see, pair)).remove)
             for number in range(len(stage.floats.batches) if watched else 0):
                 stage.floats.run(stage.floats.batches[number])
 

@@ -118,6 +118,43 @@ def test_what_is_left_out_is_named() -> None:
     assert "weights are [5, 32]" in error_report(model, other, batches(), 1).skipped["5"]
 
 
+class Rewritten(nn.Module):
+    """What quantize_ rewrites: attention and an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.lstm = nn.MultiheadAttention(16, 2, batch_first=True), nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lstm(self.attention(x, x, x)[0])[0]
+        return y
+
+
+def test_layers_that_quantize_makes_of_other_classes_are_compared() -> None:
+    torch.manual_seed(0)
+    floats, data = Rewritten().eval(), [torch.randn(2, 5, 16)]
+    want, kinds = floats(data[0]), [type(m) for m in floats.modules()]
+    model = pyquant.quantize_(copy.deepcopy(floats), pyquant.W8A8Dynamic(), check_speed=False)
+    report = error_report(model, floats, data, 1)
+    named = {row.layer for row in report.rows if row.tensor == "weight"}
+    assert named == {f"attention.{part}_proj" for part in ("q", "k", "v", "out")} | {"lstm.ih_l0", "lstm.hh_l0"}
+    assert min(row.sqnr_db for row in report.rows if row.tensor == "weight") > 35
+    assert [type(m) for m in floats.modules()] == kinds, "the reference is as it was"
+    assert torch.equal(floats(data[0]), want)
+
+
+def test_weights_that_lie_transposed_are_compared_as_they_multiply() -> None:
+    """Of a square matrix no shape tells."""
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    torch.manual_seed(0)
+    floats = nn.Sequential(conv1d(32, 32), nn.Tanh(), conv1d(8, 32)).eval()
+    model = pyquant.quantize_(copy.deepcopy(floats), pyquant.W8A8Dynamic(), check_speed=False)
+    report = error_report(model, floats, [torch.randn(4, 32)], 1)
+    assert {row.layer for row in report.rows} == {"0", "2", ""}
+    assert min(row.sqnr_db for row in report.rows) > 30
+    assert report.skipped == {}
+
+
 def test_kl_grows_where_bits_go() -> None:
     floats, data = nn.Sequential(nn.Linear(64, 64)), [torch.randn(2048, 64)]
     kl = []

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,7 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
 
 CHILD = """
 import sys
+import warnings
 sys.path[:0] = {path!r}
 import nets
 from pyquant.mixed_precision.loss.sensitivity import sensitivity
@@ -365,3 +367,24 @@ def test_the_record_survives_its_file(tmp_path: Path) -> None:
     report = _run(mode="cumulative", task=True)
     assert load_record(save_record(tmp_path / "r.json", report), SensitivityReport) == report
     assert os.listdir(tmp_path) == ["r.json"]
+
+
+def test_what_is_in_no_group_is_named() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.head(self.attention(x, x, x)[0])
+            return y
+
+    data = [torch.randn(2, 3, 16)]
+    with pytest.warns(pyquant.QuantizationWarning, match=r"search and sensitivity: \d+% .*attention .*expose_linears_"):
+        report = pyquant.sensitivity(Attends().eval(), data, formats=("float", "int8"))
+    assert [group.name for group in report.groups] == ["head"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)
+        pyquant.sensitivity(Attends().eval(), data, formats=("float", "int8"), filter_fn=lambda _, name: name == "head")
+        exposed = pyquant.expose_linears_(Attends().eval())
+        assert len(pyquant.sensitivity(exposed, data, formats=("float", "int8")).groups) > 1
