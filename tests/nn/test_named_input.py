@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -52,14 +53,16 @@ def test_quantised(layer: nn.Module, x: Tensor, scheme: pyquant.QScheme) -> None
     assert torch.equal(named, want)
 
 
+@pytest.mark.parametrize("improve", ["gptq", "bias_correction"])
 @pytest.mark.parametrize(("layer", "x"), [(nn.Linear(16, 16), X), (nn.Conv2d(3, 4, 3), IMAGES)], ids=["linear", "conv"])
-def test_improved_with_data_and_trained(layer: nn.Module, x: Tensor) -> None:
-    for improve in ("gptq", "bias_correction"):
-        scheme = W4A8Dynamic(group_size=None)
-        named, want = both(
-            layer, lambda m: pyquant.quantize_(m, scheme, data=[x] * 4, improve=[improve], check_speed=False), x
-        )
-        assert torch.equal(named, want), improve
+def test_improved_with_data(layer: nn.Module, x: Tensor, improve: str) -> None:
+    options: dict[str, Any] = {"data": [x] * 4, "improve": [improve], "check_speed": False}
+    named, want = both(layer, lambda m: pyquant.quantize_(m, W4A8Dynamic(group_size=None), **options), x)
+    assert torch.equal(named, want)
+
+
+@pytest.mark.parametrize(("layer", "x"), [(nn.Linear(16, 16), X), (nn.Conv2d(3, 4, 3), IMAGES)], ids=["linear", "conv"])
+def test_trained(layer: nn.Module, x: Tensor) -> None:
     named, want = both(layer, lambda m: pyquant.prepare_qat_(m, W8A8Dynamic()), x)
     assert torch.equal(named, want)
 
