@@ -129,7 +129,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "patches": Patches.of(nn.Conv2d(4, 4, 1)),
     },
     "QConv2d.from_float": {"conv": lambda: nn.Conv2d(4, 4, 1), "scheme": SCHEME},
-    "QEmbedding.forward": {"x": torch.tensor([0, 2])},
+    "QEmbedding.forward": {"input": torch.tensor([0, 2])},
     "QEmbedding.from_codes": {"codes": torch.ones(4, 4, dtype=torch.int8), "weight_scale": torch.ones(4)},
     "QEmbedding.from_float": {"embedding": lambda: nn.Embedding(3, 4)},
     "QExperts.forward": {

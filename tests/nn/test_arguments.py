@@ -198,5 +198,5 @@ def test_running_a_layer(scheme: pyquant.QScheme) -> None:
 )
 def test_running_an_embedding(x: Any) -> None:
     q = QEmbedding.from_float(nn.Embedding(10, 4))
-    with pytest.raises(pyquant.ArgumentError, match=r"argument 'x'"):
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'input'"):
         q(x)
