@@ -148,7 +148,8 @@ def refuse_silent(silent: Sequence[str], total: int) -> None:
 
 def too_few(asked: int, given: int) -> CalibrationError:
     """The error of data that ends before the number of batches that was asked for."""
-    lower = f"num_batches={given} (num_calib_batches of a calibrator or recipe), or " if given else ""
+    named = f"num_batches={given} (num_calib_batches of a calibrator or recipe, --batches of a command), or "
+    lower = named if given else ""
     more = f"data of at least {asked} batches"
     return CalibrationError(f"num_batches: {asked} batches were asked for, the data had {given}; pass {lower}{more}")
 

@@ -18,8 +18,10 @@ from pyquant.nn.expert_info import explain
 from pyquant.nn.expert_rows import Sorted, Split, added, chosen, is_one_call, must_not_wait
 from pyquant.nn.expert_rules import ExpertsRule, halves, rule_of
 from pyquant.nn.kernel_info import KernelInfo
+from pyquant.nn.linear_call import LinearCall, needs_derivative
 from pyquant.nn.linear_state import LinearState
 from pyquant.ops import one_launch
+from pyquant.ops.transforms import autocast
 
 Bank = TypeVar("Bank", bound="QExperts")
 
@@ -137,8 +139,20 @@ class QExperts(nn.Module):
         x = self._rows(hidden_states)
         check_routing(x, top_k_index, top_k_weights)
         ids, weights = cast(Tensor, top_k_index), cast(Tensor, top_k_weights)
-        y, order = self._slots(x, ids)
+        if self._casts(x):  # once for all of its layers, which one call can then serve
+            narrow = autocast(x)
+            with torch.autocast(x.device.type, enabled=False):
+                y, order = self._slots(narrow, ids)
+        else:
+            y, order = self._slots(x, ids)
         return added(y, order, weights).to(x.dtype)
+
+    def _casts(self, x: Tensor) -> bool:
+        """Whether every layer would narrow these rows by itself: within autocast, all of them quantised. Not where
+        somebody asks for derivatives, which would add up in the narrow type."""
+        if not torch.is_autocast_enabled(x.device.type) or needs_derivative(x, None):
+            return False
+        return all(isinstance(layer, LinearCall) for layers in self._pairs() for layer in layers)
 
     def _slots(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """What experts give for the slots (token, j) of a routing, which are counted row by row.

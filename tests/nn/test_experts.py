@@ -126,6 +126,30 @@ def test_weight_only_experts_are_one_call_with_the_bits_of_single_ones(kind: Any
     assert calls_of(experts, x, ids, weights) == {"_grouped_weight_only": 2}
 
 
+@needs_library
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_autocast_narrows_the_rows_once_and_a_bank_stays_one_call(scheme: Any) -> None:
+    torch.manual_seed(1)
+    bank = Bank(5, 32, 64)
+    experts, layers = quantised(bank, scheme).eval(), dense(bank, scheme)
+    x, (ids, weights) = torch.randn(9, 32), routing(9, 5, 2)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        want = one_by_one(layers, bank.act_fn, x, ids, weights)
+        assert torch.equal(experts(x, ids, weights), want)
+        calls = calls_of(experts, x, ids, weights)
+        torch._dynamo.reset()
+        compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x, ids, weights), want)
+    assert calls == calls_of(experts, x.bfloat16(), ids, weights)
+    assert want.dtype == torch.float32
+    given = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        experts(given, ids, weights).sum().backward()
+        gradient, given.grad = given.grad, None
+        watched(experts, given, ids, weights).sum().backward()
+    assert torch.equal(gradient, given.grad), "derivatives add up in the type of the rows"  # type: ignore[arg-type]
+
+
 MIXED = {
     "experts.0.*": pyquant.W8A16(16),
     "experts.1.*": pyquant.W4A8Dynamic(16),
