@@ -54,7 +54,9 @@ def _on_cuda(layer: LinearCall, M: int, device: torch.device) -> KernelInfo:
     if patches is None or patches.is_pointwise:
         choice = plan.select(spec, M, out_dtype, on)
     elif patches.groups > 1:
-        return KernelInfo("grouped_conv", str(device), True, "one kernel takes all convolutions in groups")
+        return KernelInfo(
+            "grouped_conv", str(device), True, "all convolutions in groups; depthwise ones by a kernel of their own"
+        )
     else:
         choice = plan.routed("conv", plan.conv_problem(spec, patches, M, out_dtype), on)
     if choice.kernel is None:

@@ -21,7 +21,7 @@ namespace pyquant::cuda {
 namespace {
 
 constexpr int kThreads = 256, kChannels = 8, kOutputs = 4;
-constexpr int kWidest = 64;     // taps of a line of the window
+constexpr int kWidest = 60;     // taps of a line of the window
 constexpr int kColumnBits = 3;  // 2^3 threads have 64 channels
 constexpr uint32_t kTapBytes = 4 * (kChannels << kColumnBits);
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ bool store_plain(const int32_t (&acc)[kOutputs][kChan
   return true;
 }
 
-__global__ void __launch_bounds__(kThreads) depthwise_conv_kernel(DepthwiseConv o, EpilogueParams p) {
+__global__ void __launch_bounds__(kThreads, 2) grouped_conv_depthwise_kernel(DepthwiseConv o, EpilogueParams p) {
   __shared__ alignas(16) uint32_t weights[kWidest][kChannels << kColumnBits];
   const int thread = static_cast<int>(threadIdx.x), column = thread & ((1 << o.column_bits) - 1);
   const int wide = o.column_bits + 3;  // 2^wide channels of a block
@@ -228,7 +228,7 @@ void depthwise_conv(const GemmCall& call) {
   const auto blocks = [](int64_t all, int64_t each) { return static_cast<unsigned>((all + each - 1) / each); };
   shape.grid = dim3(blocks(all_strips, kThreads >> bits), blocks(p.n, kChannels << bits));
   shape.block = dim3(kThreads);
-  launch<depthwise_conv_kernel>(call.name, shape, call.context, o, epilogue_params(call));
+  launch<grouped_conv_depthwise_kernel>(call.name, shape, call.context, o, epilogue_params(call));
 }
 
 }  // namespace pyquant::cuda
