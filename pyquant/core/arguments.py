@@ -59,9 +59,10 @@ def iterable(argument: str, value: Any, what: str = "batches") -> Iterable[Any]:
 
 
 def x_or_input(x: Any, input: Any) -> Any:
-    """What a layer is called with: x, or `input`, which is its name in torch's layers. ArgumentError: both, or none."""
-    if (x is None) == (input is None):
-        raise ArgumentError("x", "None" if x is None else "given, and input as well", "a tensor, as x or as input")
+    """What a layer is called with: x, or `input`, which is its name in torch's layers. Raises ArgumentError for both;
+    the layer itself refuses None."""
+    if x is not None and input is not None:
+        raise ArgumentError("x", "given, and input as well", "a tensor, as x or as input")
     return input if x is None else x
 
 

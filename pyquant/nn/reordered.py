@@ -39,7 +39,10 @@ class Reordered(nn.Module):
 
     def forward(self, x: Tensor | None = None, residual: Tensor | None = None, *, input: Tensor | None = None) -> Any:
         """The layer. x  float [..., in_features]; residual and input as in QLinear. Raises as QLinear does."""
-        taken = arguments.x_or_input(x, input).index_select(-1, self.order)
+        x = arguments.x_or_input(x, input)
+        if x is None:
+            raise ArgumentError("x", "None", f"a float tensor [..., {self.in_features}]")
+        taken = x.index_select(-1, self.order)
         return self.linear(taken) if residual is None else self.linear(taken, residual)
 
     @property
