@@ -24,6 +24,7 @@ from pyquant.ops import one_launch
 from pyquant.ops.transforms import autocast
 
 Bank = TypeVar("Bank", bound="QExperts")
+Result = TypeVar("Result")
 
 
 class Expert(nn.Module):
@@ -135,24 +136,23 @@ class QExperts(nn.Module):
             rows = self._rows(hidden_states).shape[0]
             if rows % max(self.num_experts, 1):
                 raise ArgumentError("hidden_states", describe(hidden_states), f"as many rows for {self.num_experts}")
-            return self._layers(hidden_states, Split.even(rows, self.num_experts, hidden_states.device))
+            split = Split.even(rows, self.num_experts, hidden_states.device)
+            return self._narrowed(hidden_states, partial(self._layers, split=split))
         x = self._rows(hidden_states)
         check_routing(x, top_k_index, top_k_weights)
         ids, weights = cast(Tensor, top_k_index), cast(Tensor, top_k_weights)
-        if self._casts(x):  # once for all of its layers, which one call can then serve
-            narrow = autocast(x)
-            with torch.autocast(x.device.type, enabled=False):
-                y, order = self._slots(narrow, ids)
-        else:
-            y, order = self._slots(x, ids)
+        y, order = self._slots(x, ids)
         return added(y, order, weights).to(x.dtype)
 
-    def _casts(self, x: Tensor) -> bool:
-        """Whether every layer would narrow these rows by itself: within autocast, all of them quantised. Not where
-        somebody asks for derivatives, which would add up in the narrow type."""
-        if not torch.is_autocast_enabled(x.device.type) or needs_derivative(x, None):
-            return False
-        return all(isinstance(layer, LinearCall) for layers in self._pairs() for layer in layers)
+    def _narrowed(self, x: Tensor, products: Callable[[Tensor], Result]) -> Result:
+        """products(x); within autocast of rows that are narrowed once, where every layer would do so by itself: one
+        call can then serve all. Not where somebody asks for derivatives, which would add up in the narrow type."""
+        is_on = torch.is_autocast_enabled(x.device.type) and not needs_derivative(x, None)
+        if not is_on or not all(isinstance(layer, LinearCall) for layers in self._pairs() for layer in layers):
+            return products(x)
+        narrow = autocast(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return products(narrow)
 
     def _slots(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """What experts give for the slots (token, j) of a routing, which are counted row by row.
@@ -160,6 +160,9 @@ class QExperts(nn.Module):
         ids  int [T, k]: others than 0, 1, ... for the experts that are here mean experts elsewhere.
         ->   [S, H], and int64 [T * k], whose first S say of which slots; of others nobody here knows the result.
         """
+        return self._narrowed(x, partial(self._slots_of, ids))
+
+    def _slots_of(self, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         # By the device: kernels multiply the rows of all experts at once, and learn there whose they are.
         pairs = self._pairs()
         is_told = all(is_one_call(layers, x, ids.numel()) for layers in pairs)

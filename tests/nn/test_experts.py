@@ -150,6 +150,22 @@ def test_autocast_narrows_the_rows_once_and_a_bank_stays_one_call(scheme: Any) -
     assert torch.equal(gradient, given.grad), "derivatives add up in the type of the rows"  # type: ignore[arg-type]
 
 
+@needs_library
+def test_autocast_of_banks_whose_rows_come_sorted() -> None:
+    """As Llama-4's: no routing, as many rows for every expert."""
+    expert_rules.register_experts(Sorts, expert_rules.ExpertsRule(is_routed=False))
+    torch.manual_seed(1)
+    experts, x = quantised(Sorts(4, 32, 64)).eval(), torch.randn(12, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(experts(x), watched(experts, x))
+        assert calls_of(experts, x) == {"_grouped_linear": 2}
+
+
+class Sorts(Bank):
+    def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
+        raise NotImplementedError
+
+
 MIXED = {
     "experts.0.*": pyquant.W8A16(16),
     "experts.1.*": pyquant.W4A8Dynamic(16),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -122,7 +123,8 @@ class SharedQExperts(QExperts):
         if x.shape[0] % self.num_experts:
             raise ArgumentError("hidden_states", describe(x), f"as many rows for {self.num_experts}")
         mine = slice(self._begin * each, self._end * each)
-        y = self._in_graph(self._layers(x[mine], Split.even(len(self.here) * each, len(self.here), x.device)), x)
+        split = Split.even(len(self.here) * each, len(self.here), x.device)
+        y = self._in_graph(self._narrowed(x[mine], partial(self._layers, split=split)), x)
         before, after = mine.start, x.shape[0] - mine.stop
         z = torch.cat([y.new_full((before, y.shape[1]), -0.0), y, y.new_full((after, y.shape[1]), -0.0)])
         return layouts.leave(self._sum(z, layouts.outputs), layouts.outputs, z.shape)
