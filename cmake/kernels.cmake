@@ -286,6 +286,11 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_w4a16 64x128x128  1x1 swapped_splitk 0 full)
   pyquant_kernel(sm90_w4a16 96x128x128  1x1 swapped_splitk 0 full)
   pyquant_kernel(sm90_w4a16 128x128x128 1x1 swapped_splitk 0 full)
+  pyquant_kernel(sm90_w4a16 16x128x256  1x2 swapped_splitk 0 full)
+  pyquant_kernel(sm90_w4a16 32x128x256  1x2 swapped_splitk 0 full)
+  pyquant_kernel(sm90_w4a16 64x128x256  1x2 swapped_splitk 0 smoke)
+  pyquant_kernel(sm90_w4a16 96x128x256  1x2 swapped_splitk 0 full)
+  pyquant_kernel(sm90_w4a16 128x128x256 1x2 swapped_splitk 0 full)
 
   # Clusters stand first: of rows that cost the same the first is taken.
   pyquant_family(sm90_decode_s8s8 decode 90a

@@ -34,6 +34,10 @@ constexpr double kMmaGroupWaitClocks = 900;
 // Integer weights under floats by wgmma: a step of 128 codes (int4, int8), and for each token of the tile. The tensor
 // cores take 8 of the latter; the former is what weights wait for, one after another, between loads and products.
 constexpr double kInt4StepClocks = 1130, kInt8StepClocks = 1290, kStepTokenClocks = 7.6;
+// The same where the warps that multiply widen int4 weights in their registers, steps of 256 codes: nothing is measured
+// yet. Integer instructions for a weight, counted in machine code (tests/gpu/test_step_budgets.py); the end of a
+// product as that of a group above.
+constexpr double kRegisterSteps = 1.8;
 // Sums of stream-K: once, for every further block of a tile, and of a tile's float32 bytes a clock. Products of 1 to
 // 256 tokens whose tiles two to four blocks share take 4 to 7 us more than their steps.
 constexpr double kStreamMeetUs = 1.3, kStreamLinkUs = 0.8, kFixupBytes = 10;
@@ -79,6 +83,11 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
     shared = (row.tile_m % 32 == 0 ? 3 : 2) * (m * x_bytes + n * w_bytes);
   }
   const bool is_wgmma = engine == Engine::wgmma;
+  const double clocks = std::max(multiply, shared / kSharedBytes) / (is_wgmma ? kWgmmaReached : kReached);
+  if (is_wgmma && is_weight_only(p) && row.tile_k == 256) {
+    const double product = p.group_size > 0 ? std::min<double>(static_cast<double>(p.group_size), 128) : 128;  // codes
+    return overlapped(clocks, kRegisterSteps * n / kLanes) + kGroupWaitClocks / product;
+  }
   if (is_wgmma && is_weight_only(p)) {
     const double groups =
         p.group_size > 0 ? std::max(1.0, static_cast<double>(row.tile_k) / static_cast<double>(p.group_size)) : 1;
@@ -86,7 +95,6 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
             (groups - 1) * (kGroupWaitClocks + m)) /
            row.tile_k;
   }
-  const double clocks = std::max(multiply, shared / kSharedBytes) / (is_wgmma ? kWgmmaReached : kReached);
   const double groups = p.group_size > 0 ? 1 / static_cast<double>(p.group_size) : 0;  // of a code
   const double scaling = m * n / (kLanes / 2) * groups;
   if (is_weight_only(p)) {

@@ -8,7 +8,7 @@ import re
 
 import machine_code
 import pytest
-from kernel_families import FAMILIES, decode, rows_of, warp_steps
+from kernel_families import FAMILIES, decode, in_registers, rows_of, warp_steps
 
 # Instructions of a warp's step of 128 codes beside its products, of the units that do all but multiply (ALU): what is
 # left of 400 that CUTLASS takes for weights in plain rows. A tile of 128 x 128 has 128 products meanwhile.
@@ -226,9 +226,10 @@ def test_steps_of_weights_under_floats_keep_their_budgets(
     wgmma_kernels: dict[str, list[machine_code.Line]], family: str
 ) -> None:
     """A wait for each product that is started; a step is widened by 16-byte loads and stores alone."""
-    if not rows_of(family):
-        pytest.skip(f"no row of {family} is built")
-    for row in rows_of(family):
+    rows = [row for row in rows_of(family) if not in_registers(row)]
+    if not rows:
+        pytest.skip(f"no such row of {family} is built")
+    for row in rows:
         tokens = row["tile"][0]
         steps = 2 if tokens <= 64 else 1  # of the loop
         for name, lines in wgmma_kernels.items():
@@ -244,6 +245,38 @@ def test_steps_of_weights_under_floats_keep_their_budgets(
             assert loads == {"LDS.128": 4 if row["w"] == ["s4"] else 8}, name
             kind = next(kind for kind in ("__half", "bfloat16") if kind in name)
             assert length <= WIDEN_BUDGET[family, kind], f"{name}: {length} for 128 codes"
+
+
+# Of a warp that widens int4 weights in its registers and multiplies, for 256 codes of 16 channels: on the way on which
+# no group's factors are loaded, beside the additions of two products (half a sum a token and product).
+REGISTER_BUDGET = 405
+
+
+def test_steps_of_weights_widened_in_registers_keep_their_budget(
+    wgmma_kernels: dict[str, list[machine_code.Line]],
+) -> None:
+    """Nothing is stored to shared memory, and of it 512 bytes are loaded at a time; each word of 8 codes costs half a
+    shuffle, and each group two or four for its factors."""
+    rows = [row for row in rows_of("sm90_w4a16") if in_registers(row)]
+    if not rows:
+        pytest.skip("no such row is built")
+    for row in rows:
+        tokens = row["tile"][0]
+        pattern = FAMILIES["sm90_w4a16"].pattern(row).replace("I6__half", r"I\w*?")
+        found = {name: lines for name, lines in wgmma_kernels.items() if re.search(pattern, name)}
+        assert len(found) == 2, f"{row['name']}: f16 and bf16, not {list(found)}"
+        for name, lines in found.items():
+            loop = machine_code.loop_with(lines, "GMMA", 16)
+            count = _count(loop)
+            assert not any(operation.startswith(("STS", "LDS.", "R2UR", "LDL", "STL")) for operation in count), name
+            assert count["LDSM.16.M88.4"] == 4, name
+            assert sum(n for operation, n in count.items() if operation.startswith("SHFL")) <= 16 + 2 * 4, name
+            _, length = machine_code.busiest_way(loop, _work_of_registers)
+            assert length <= REGISTER_BUDGET + tokens, f"{name}: {length} for 256 codes"
+
+
+def _work_of_registers(operation: str) -> int:
+    return int("GMMA" in operation or operation.startswith(("HADD2", "FFMA")))
 
 
 @pytest.mark.parametrize(("family", "groups"), DECODE_BUDGET)

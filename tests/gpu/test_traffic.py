@@ -13,6 +13,7 @@ import simulator
 import torch
 from gpu_device import Memory
 from images import as_images
+from kernel_families import in_registers
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 # Those that fetch blocks by bulk copies; the decode kernels' traffic: test_decode.py.
@@ -83,10 +84,11 @@ WEIGHT_ONLY = [
 def test_weights_under_floats_are_fetched_once_and_widened_without_conflicts(
     native: Any, plain_device: Memory, counters: Any, row: dict[str, Any]
 ) -> None:
-    """They pass through shared memory twice, as codes and as floats. The simulator sees what PTX says: codes are loaded
-    word by word, of rows 64 bytes apart, four of which lie in the same banks; ptxas joins a lane's words to 16 bytes
-    (test_machine_code.py), whose pieces do not. Of the floats, stored 16 bytes at a time, none may collide."""
-    tokens, channels, depth = row["tile"]
+    """Those widened in registers pass through shared memory once, and x reaches a cluster's blocks together. Others
+    do so twice, as codes and as floats. The simulator sees what PTX says: codes are loaded word by word, of rows 64
+    bytes apart, four of which lie in the same banks; ptxas joins a lane's words to 16 bytes (test_machine_code.py),
+    whose pieces do not. Of the floats, stored 16 bytes at a time, none may collide."""
+    (tokens, channels, depth), (_, together) = row["tile"], row["cluster"]
     m, n, k = tokens, 2 * channels, 3 * depth
     w = row["w"][0]
     problem = {"m": m, "n": n, "k": k, "ldx": k, "ldw": k, "ldo": n, "x": "bf16", "w": w, "out": "bf16"}
@@ -98,9 +100,15 @@ def test_weights_under_floats_are_fetched_once_and_widened_without_conflicts(
     native.gemm(row["name"], problem, operands, {})
     got = counters()
     assert got["wgmma_macs"] == m * n * k
-    assert got["tma_load_bytes"] == weights + n // channels * 2 * m * k
+    delivered = weights + n // channels * 2 * m * k
+    assert got["tma_load_bytes"] == got["l2_to_sm"]["tma_delivered_bytes"] == delivered
+    assert got["l2_to_sm"]["tma_bytes"] == weights + n // (channels * together) * 2 * m * k
     shared = got["shared"]
     assert shared["load_bytes"] == weights
+    if in_registers(row):
+        assert shared["store_bytes"] == 0
+        assert shared["bank_conflict_factor"] == 1.0
+        return
     assert shared["store_bytes"] == 2 * n * k
     assert 128 * shared["wavefronts"] <= shared["store_bytes"] + 4 * shared["load_bytes"]
 

@@ -67,11 +67,17 @@ def blocked(has_steps: bool) -> Callable[[Row], str]:
     return kernel
 
 
+def in_registers(row: Row) -> bool:
+    """Whether a row of integer weights under floats widens them in the registers of the warps that multiply."""
+    return bool(row["tile"][2] == 256)
+
+
 def _weight_only(math: str, float_type: str = "6__half") -> Callable[[Row], str]:
-    """Our main loop over integer weights under floats, by its tokens."""
+    """Our main loops over integer weights under floats, by their tokens: widened in registers, or in shared memory."""
 
     def kernel(row: Row) -> str:
-        return rf"gemm_weight_only90_kernel.*{math}I{float_type}EELi{row['tile'][0]}E"
+        tiles = "RegisterTiles90" if in_registers(row) else "WeightOnlyTiles90"
+        return rf"gemm_weight_only90_kernel.*{tiles}I\w*{math}I{float_type}EELi{row['tile'][0]}E"
 
     return kernel
 
@@ -87,6 +93,11 @@ def _weight_only80(bits: int, experts: str) -> Callable[[Row], str]:
 
 
 def _weight_only_steps(row: Row) -> int:
+    """Instructions of the three loops, for groups of 32, 64 and 128 codes and more. In shared memory: a step of 128
+    codes each, of the last one where two products are alive another in front and one more in the loop. In registers:
+    two groups each."""
+    if in_registers(row):
+        return (32 + 64 + 128) * 2 // 16
     return 8 * (2 + (3 if row["tile"][0] <= 64 else 1))
 
 
@@ -207,8 +218,6 @@ FAMILIES = {
         lambda row: 6 + (2 if row["tile"][0] > 80 else 1) * 12 + 2,
         2,
     ),
-    # A step of 128 codes is 8 instructions. They stand in loops for groups of 32, 64 and 128 codes and more: there,
-    # where there are registers for two products, in front of the loop and twice in it.
     "sm90_w8a16": Family(_weight_only("11DecodeW8A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
     "sm90_w4a16": Family(_weight_only("11DecodeW4A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
     **_decode_families("decode_", BOTH, clusters=False),

@@ -223,18 +223,17 @@ struct DecodeW4A16 {
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
     return Bits<Offset>::of(kBase + 0x10001u * static_cast<uint32_t>(8 + zero_point));
   }
+  // Of the lowest nibble of each half of a word: code + 8 under the base, by one operation: (word & mask) ^ c, where c
+  // sets the base and turns a nibble's sign bit. Written as such it becomes two, one an immediate.
+  static __device__ __forceinline__ uint32_t pair(uint32_t word, Offset offset) {
+    uint32_t biased;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(biased) : "r"(word), "r"(0x000f000fu), "r"(kBase ^ 0x00080008u));
+    return subtract(biased, offset);
+  }
   static __device__ __forceinline__ void weights(const uint4& row, int unit, Offset offset, uint32_t (&a)[4]) {
-    // code + 8 under the base, by one operation: (word & mask) ^ c, where c sets the base and turns a nibble's sign
-    // bit. Written as such it becomes two, one an immediate.
     const uint32_t word = word_of(row, unit);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint32_t pair;
-      asm("lop3.b32 %0, %1, %2, %3, 0x6a;"
-          : "=r"(pair)
-          : "r"(word >> (4 * i)), "r"(0x000f000fu), "r"(kBase ^ 0x00080008u));
-      a[i] = subtract(pair, offset);
-    }
+    for (int i = 0; i < 4; ++i) a[i] = pair(word >> (4 * i), offset);
   }
   static __device__ __forceinline__ void activations(const uint4& unit, uint32_t (&b)[4]) {
     b[0] = __byte_perm(unit.x, unit.z, 0x5410), b[1] = __byte_perm(unit.x, unit.z, 0x7632);

@@ -3,62 +3,36 @@
 //   there again as the tensor cores read floats. A lane has eight neighbouring codes at a time, so nothing is
 //   exchanged. MainWeightOnly90: multiplies, and adds the float products of groups, scaled: weights are never rounded.
 // Both in one warpgroup would wait for each other: what widens has the instructions of a step, what multiplies its
-// registers, and operands from registers would hold a warp up until the instruction before them is done.
+// registers, and operands from registers would hold a warp up until the instruction before them is done. How int4
+// weights come from there all the same: main90_weight_only_registers.cuh.
 #pragma once
-#include <cute/tensor.hpp>
 #include <cutlass/arch/barrier.h>
-#include <cutlass/cutlass.h>
-#include <cutlass/numeric_types.h>
-#include <cutlass/pipeline/pipeline.hpp>
 
-#include "cuda/gemm/decode_math.cuh"
-#include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/group_scales90.cuh"
+#include "cuda/gemm/weight_only_tiles90.cuh"
 
 namespace pyquant::cuda {
 
-template <class Float>
-struct WgmmaFloat {
-  using type = cutlass::half_t;
-};
-template <>
-struct WgmmaFloat<__nv_bfloat16> {
-  using type = cutlass::bfloat16_t;
-};
-
-// Shared memory of a tile, 128 channels wide, and its copies: steps of 128 codes.
 template <class Math_, int Tokens>
-struct WeightOnlyTiles90 {
-  using Math = Math_;
-  using X = typename WgmmaFloat<typename Math::X>::type;
-  static constexpr int kChannels = 128, kTokens = Tokens, kDepth = 128;
+struct WeightOnlyTiles90 : WeightOnlyCopies90<Math_, Tokens, 128, 64, 1> {
+  using Copies = WeightOnlyCopies90<Math_, Tokens, 128, 64, 1>;
+  using typename Copies::X;
   // Beyond 64 tokens registers allow a second product no more, nor as many warps that widen: no step waits for them
   // then.
   static constexpr bool kTwoProducts = Tokens <= 64;
   static constexpr int kWideners = kTwoProducts ? 2 : 1;
-  static constexpr int kRowBytes = 64;  // of weights that lie together: their pieces of eight rows are in all banks
-  static constexpr int kParts = kDepth * bits_of(Math::kW) / 8 / kRowBytes;
-  static constexpr int kWBytes = kChannels * kRowBytes * kParts, kXBytes = Tokens * kDepth * 2;
-  static constexpr uint32_t kTransactionBytes = kWBytes + kXBytes;
-  static constexpr int kReady = kTwoProducts ? 4 : 2, kReadyBytes = kChannels * kDepth * 2;  // steps of widened weights
+  static constexpr int kReady = kTwoProducts ? 4 : 2;  // steps of widened weights
+  static constexpr int kReadyBytes = Copies::kChannels * Copies::kDepth * 2;
   static_assert(kReady % kWideners == 0, "a buffer is always the same warpgroup's");
-  static constexpr int kFit = (227 * 1024 - 3 * 1024 - kReady * kReadyBytes) / (kWBytes + kXBytes),
-                       kStages = kFit < 8 ? kFit : 8;
+  static constexpr int kStages = stages_weight_only90(Copies::kTransactionBytes, kReady* kReadyBytes);
   // Of an odd number of stages each widening warpgroup takes every one. A barrier tells only two phases apart: who
   // missed one would take the phase before it for its own, so both wait for every step, and none is overwritten before.
   static constexpr bool kAllSee = kStages % kWideners != 0;
-  using LayoutX =
-      decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<X>{},
-                                   cute::make_shape(cute::Int<Tokens>{}, cute::Int<kDepth>{}, cute::Int<kStages>{})));
-  using LayoutReady =
-      decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<X>{},
-                                   cute::make_shape(cute::Int<kChannels>{}, cute::Int<kDepth>{}, cute::Int<kReady>{})));
-  using LayoutW = decltype(cute::tile_to_shape(
-      cute::GMMA::Layout_K_SW64_Atom<uint8_t>{},
-      cute::make_shape(cute::Int<kChannels>{}, cute::Int<kRowBytes>{}, cute::Int<kParts * kStages>{})));
-  using TileX = cute::Shape<cute::Int<Tokens>, cute::Int<kDepth>>;
-  using TileW = cute::Shape<cute::Int<kChannels>, cute::Int<kRowBytes>>;
-  using Stride = cute::Stride<int64_t, cute::_1>;
+  using LayoutX = typename Copies::template BuffersX<kStages>;
+  using LayoutW = typename Copies::template BuffersW<kStages>;
+  using LayoutReady = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_K_SW128_Atom<X>{},
+      cute::make_shape(cute::Int<Copies::kChannels>{}, cute::Int<Copies::kDepth>{}, cute::Int<kReady>{})));
   using Pipeline = cutlass::PipelineTmaAsync<kStages>;
   using State = cutlass::PipelineState<kStages>;
   using Ready = cutlass::PipelineAsync<kReady>;
@@ -70,20 +44,6 @@ struct WeightOnlyTiles90 {
     cute::array_aligned<uint8_t, cute::cosize_v<LayoutW>, 1024> w;
   };
 
-  static auto tensor_map_x(const X* x, int tokens, int depth, int64_t ld) {
-    return cute::make_tma_copy(cute::SM90_TMA_LOAD{},
-                               cute::make_tensor(x, cute::make_layout(cute::make_shape(tokens, depth), Stride{ld, {}})),
-                               LayoutX{}(cute::_, cute::_, cute::Int<0>{}), TileX{}, cute::_1{});
-  }
-  static auto tensor_map_w(const uint8_t* w, int channels, int bytes, int64_t ld) {
-    return cute::make_tma_copy(
-        cute::SM90_TMA_LOAD{},
-        cute::make_tensor(w, cute::make_layout(cute::make_shape(channels, bytes), Stride{ld, {}})),
-        LayoutW{}(cute::_, cute::_, cute::Int<0>{}), TileW{}, cute::_1{});
-  }
-  using TmaX = decltype(tensor_map_x(nullptr, 0, 0, 0));
-  using TmaW = decltype(tensor_map_w(nullptr, 0, 0, 0));
-
   CUTLASS_DEVICE static auto shared_x(TensorStorage& storage) {
     return cute::make_tensor(cute::make_smem_ptr(storage.x.data()), LayoutX{});
   }
@@ -93,21 +53,6 @@ struct WeightOnlyTiles90 {
   CUTLASS_DEVICE static auto shared_w(TensorStorage& storage) {
     return cute::make_tensor(cute::make_smem_ptr(storage.w.data()), LayoutW{});
   }
-};
-
-template <class Tiles>
-struct WeightOnlyParams90 {
-  typename Tiles::TmaX tma_x;
-  typename Tiles::TmaW tma_w;
-  const float* w_scale;         // [n, groups] or null
-  const int32_t* w_zero_point;  // likewise
-  EpilogueParams epilogue;      // of the scaled sum
-  int32_t depth = 0, row_bytes = 0;
-  int32_t groups = 1, group_codes = 0;  // codes: a multiple of 128, 64 or 32
-  int32_t tiles = 0, tiles_n = 0;
-  int32_t steps = 0, shares = 1, share_steps = 0;
-  uint32_t* arrivals = nullptr;  // [tile][warpgroup], cleared before the launch
-  float4* partials = nullptr;    // [tile][warpgroup][share][quarter of a thread's sums][thread]
 };
 
 // One of one or two warpgroups, which take steps in turns.

@@ -2,7 +2,9 @@
 // kernels take (docs/numerics.md 8). Where tiles are few, K is divided over blocks (csrc/plan/split_k.h), and the block
 // that arrives last adds their sums in ascending order of K.
 //   partition: a persistent block takes tiles of 128 channels; one thread of the first warpgroup fetches both operands
-//   by TMA, one or two warpgroups widen weights and two multiply, for 64 channels each (main90_weight_only.cuh).
+//   by TMA, one or two warpgroups widen weights and two multiply, for 64 channels each (main90_weight_only.cuh). Where
+//   a step is 256 codes, those who multiply widen (main90_weight_only_registers.cuh), and blocks of neighbouring
+//   channels may be a cluster.
 //   limits: rows of x and w on 16-byte boundaries; groups of 32, of 64 or of multiples of 128 codes; any M, N, K,
 //   output and residual.
 #pragma once
@@ -11,6 +13,7 @@
 
 #include "cuda/gemm/launch90.cuh"
 #include "cuda/gemm/main90_weight_only.cuh"
+#include "cuda/gemm/main90_weight_only_registers.cuh"
 #include "cuda/gemm/schedule90.cuh"
 #include "cuda/gemm/store90.cuh"
 #include "cuda/overlap.cuh"
@@ -18,41 +21,66 @@
 
 namespace pyquant::cuda {
 
+// How warps share the work over a kind of tiles: registers of a thread of the warpgroups that fetch, widen and
+// multiply, on average 96 of 640 threads, 128 of 512, 168 of 384; barriers between the latter two.
+template <class Tiles>
+struct WeightOnlyWarps90;
+
+template <class Math, int Tokens>
+struct WeightOnlyWarps90<WeightOnlyTiles90<Math, Tokens>> {
+  using Tiles = WeightOnlyTiles90<Math, Tokens>;
+  using Main = MainWeightOnly90<Tiles>;
+  using Ready = typename Tiles::Ready;
+  using ReadyStorage = typename Ready::SharedStorage;
+  static constexpr int kFetch = 24, kWiden = Tiles::kWideners == 2 ? 72 : 96;
+  static constexpr int kMultiply = Tiles::kWideners == 2 ? 152 : 192;
+  static constexpr int kConsumers = 128 * (2 + (Tiles::kAllSee ? Tiles::kWideners : 1));
+};
+
+template <class Math, int Tokens, int Cluster>
+struct WeightOnlyWarps90<RegisterTiles90<Math, Tokens, Cluster>> {
+  using Tiles = RegisterTiles90<Math, Tokens, Cluster>;
+  using Main = MainRegisters90<Tiles>;
+  struct ReadyStorage {};
+  static constexpr int kFetch = 32, kMultiply = 240, kConsumers = Tiles::kConsumers;
+};
+
 template <class Tiles>
 struct WeightOnlyKernel90 {
-  static constexpr int kThreads = 128 * (1 + Tiles::kWideners + 2);
-  using Main = MainWeightOnly90<Tiles>;
+  static constexpr int kThreads = 128 * (1 + Tiles::kWideners + 2), kCluster = Tiles::kCluster;
+  using Warps = WeightOnlyWarps90<Tiles>;
+  using Main = typename Warps::Main;
   using Params = WeightOnlyParams90<Tiles>;
   using Pipeline = typename Tiles::Pipeline;
-  using Ready = typename Tiles::Ready;
   using State = typename Tiles::State;
   using Sum = typename Main::Sum;
-  // Registers of a thread: on average 96 of 640 threads, 128 of 512. 24 of those who fetch.
-  static constexpr int kWiden = Tiles::kWideners == 2 ? 72 : 96, kMultiply = Tiles::kWideners == 2 ? 152 : 192;
   static constexpr int kQuarters = cute::size(Sum{}) / 4;
   struct SharedStorage {
     typename Tiles::TensorStorage tensors;
     typename Pipeline::SharedStorage pipeline;
-    typename Ready::SharedStorage ready;
+    typename Warps::ReadyStorage ready;
     int32_t arrived[2];  // of the shares of a tile, before this one
   };
 
-  // A block's part of the work, one after another.
+  // Of the block in its cluster.
+  CUTLASS_DEVICE static int32_t rank() { return kCluster == 1 ? 0 : static_cast<int32_t>(blockIdx.x) % kCluster; }
+
+  // A cluster's part of the work, one after another.
   struct Work {
     int32_t at, tile = 0, share = 0, first = 0, count = 0;
 
-    CUTLASS_DEVICE explicit Work(const Params& p) : at(static_cast<int32_t>(blockIdx.x)) { find(p); }
+    CUTLASS_DEVICE explicit Work(const Params& p) : at(static_cast<int32_t>(blockIdx.x) / kCluster) { find(p); }
     CUTLASS_DEVICE bool is_left(const Params& p) const { return at < p.tiles * p.shares; }
     CUTLASS_DEVICE bool is_last(const Params& p) const { return at + stride() >= p.tiles * p.shares; }
     CUTLASS_DEVICE void advance(const Params& p) {
       at += stride();
       find(p);
     }
-    CUTLASS_DEVICE int32_t tile_n(const Params& p) const { return tile % p.tiles_n; }
+    CUTLASS_DEVICE int32_t tile_n(const Params& p) const { return tile % p.tiles_n * kCluster + rank(); }
     CUTLASS_DEVICE int32_t tile_m(const Params& p) const { return tile / p.tiles_n; }
 
    private:
-    CUTLASS_DEVICE static int32_t stride() { return static_cast<int32_t>(gridDim.x); }
+    CUTLASS_DEVICE static int32_t stride() { return static_cast<int32_t>(gridDim.x) / kCluster; }
     CUTLASS_DEVICE void find(const Params& p) {
       share = at / p.tiles;
       tile = at - share * p.tiles;
@@ -63,7 +91,7 @@ struct WeightOnlyKernel90 {
 
   // One thread.
   CUTLASS_DEVICE static void produce(const Params& p, SharedStorage& shared, Pipeline& pipeline) {
-    const auto slice_x = p.tma_x.get_slice(0);
+    const auto slice_x = p.tma_x.get_slice(rank());
     const auto slice_w = p.tma_w.get_slice(0);
     const auto to_x =
         slice_x.partition_D(cute::as_position_independent_swizzle_tensor(Tiles::shared_x(shared.tensors)));
@@ -85,8 +113,8 @@ struct WeightOnlyKernel90 {
         for (int i = 0; i < Tiles::kParts; ++i)
           cute::copy(p.tma_w.with(*barrier), from_w(cute::_, cute::_, cute::_, Tiles::kParts * step + i),
                      to_w(cute::_, cute::_, cute::_, Tiles::kParts * state.index() + i));
-        cute::copy(p.tma_x.with(*barrier), from_x(cute::_, cute::_, cute::_, step),
-                   to_x(cute::_, cute::_, cute::_, state.index()));
+        Tiles::copy_x(p.tma_x, barrier, from_x(cute::_, cute::_, cute::_, step),
+                      to_x(cute::_, cute::_, cute::_, state.index()));
       }
     }
     pipeline.producer_tail(state);
@@ -96,7 +124,7 @@ struct WeightOnlyKernel90 {
   CUTLASS_DEVICE static bool add_shares(const Params& p, SharedStorage& shared, Sum& sum, const Work& work,
                                         int thread) {
     const int warpgroup = thread / 128;
-    const int64_t at = int64_t{2} * work.tile + warpgroup;
+    const int64_t at = (int64_t{kCluster} * work.tile + rank()) * 2 + warpgroup;
     float4* partials = p.partials + at * p.shares * kQuarters * 128 + thread % 128;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kQuarters; ++i)
@@ -123,18 +151,7 @@ struct WeightOnlyKernel90 {
     return true;
   }
 
-  CUTLASS_DEVICE static void widen(const Params& p, SharedStorage& shared, Pipeline& pipeline, Ready& ready,
-                                   int thread) {
-    wait_for_predecessor();
-    Widener90<Tiles> widener(p, shared.tensors, pipeline, ready, thread);
-    for (Work work(p); work.is_left(p); work.advance(p))
-      widener.run(work.tile_n(p) * Tiles::kChannels, work.first, work.count);
-  }
-
-  CUTLASS_DEVICE static void multiply(const Params& p, SharedStorage& shared, Pipeline& pipeline, Ready& ready,
-                                      int thread) {
-    wait_for_predecessor();
-    Main main(p, shared.tensors, pipeline, ready, thread);
+  CUTLASS_DEVICE static void multiply(const Params& p, SharedStorage& shared, Main& main, int thread) {
     Sum sum;
     for (Work work(p); work.is_left(p); work.advance(p)) {
       const int32_t row0 = work.tile_n(p) * Tiles::kChannels;
@@ -145,31 +162,73 @@ struct WeightOnlyKernel90 {
     }
   }
 
+  // Of the warpgroups behind the first one, where some widen and some multiply.
+  template <class Ready>
+  CUTLASS_DEVICE static void share_work(const Params& p, SharedStorage& shared, Pipeline& pipeline, Ready& ready,
+                                        int thread) {
+    constexpr int kWidening = 128 * Tiles::kWideners;
+    if (thread < kWidening) {
+      cutlass::arch::warpgroup_reg_dealloc<Warps::kWiden>();
+      wait_for_predecessor();
+      Widener90<Tiles> widener(p, shared.tensors, pipeline, ready, thread);
+      for (Work work(p); work.is_left(p); work.advance(p))
+        widener.run(work.tile_n(p) * Tiles::kChannels, work.first, work.count);
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<Warps::kMultiply>();
+      wait_for_predecessor();
+      Main main(p, shared.tensors, pipeline, ready, thread - kWidening);
+      multiply(p, shared, main, thread - kWidening);
+    }
+  }
+
+  // Of one block; of a cluster's blocks, before one of them signals to another.
+  CUTLASS_DEVICE static void meet() {
+    if constexpr (kCluster == 1) {
+      __syncthreads();
+    } else {
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+    }
+  }
+
+  CUTLASS_DEVICE static void fetch(const Params& p, SharedStorage& shared, Pipeline& pipeline, int warp) {
+    cutlass::arch::warpgroup_reg_dealloc<Warps::kFetch>();
+    if (warp == 0 && cute::elect_one_sync()) produce(p, shared, pipeline);
+  }
+
   CUTLASS_DEVICE static void run(const Params& p, char* raw) {
     auto& shared = *reinterpret_cast<SharedStorage*>(raw);
     const int warpgroup = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
+    const int thread = static_cast<int>(threadIdx.x) - 128;  // of the warpgroups behind the first one
     typename Pipeline::Params options;
     options.transaction_bytes = Tiles::kTransactionBytes;
     options.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
     options.is_leader = threadIdx.x % 128 == 0;
-    options.num_consumers = 128 * (2 + (Tiles::kAllSee ? Tiles::kWideners : 1));
-    Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::_1, cute::_1, cute::_1>{});
-    typename Ready::Params ready_options;
-    ready_options.role =
-        warpgroup <= Tiles::kWideners ? Ready::ThreadCategory::Producer : Ready::ThreadCategory::Consumer;
-    ready_options.producer_arv_count = 4;  // warps
-    ready_options.consumer_arv_count = 8;
-    Ready ready(shared.ready, ready_options);
-    __syncthreads();
-    if (warpgroup == 0) {
-      cutlass::arch::warpgroup_reg_dealloc<24>();
-      if (warp == 0 && cute::elect_one_sync()) produce(p, shared, pipeline);
-    } else if (warpgroup <= Tiles::kWideners) {
-      cutlass::arch::warpgroup_reg_dealloc<kWiden>();
-      widen(p, shared, pipeline, ready, static_cast<int>(threadIdx.x) - 128);
+    options.num_consumers = Warps::kConsumers;
+    Pipeline pipeline(shared.pipeline, options, typename Tiles::ClusterShape{});
+    if constexpr (Tiles::kWideners == 0) {
+      meet();
+      if (warpgroup == 0) {
+        fetch(p, shared, pipeline, warp);
+      } else {
+        cutlass::arch::warpgroup_reg_alloc<Warps::kMultiply>();
+        wait_for_predecessor();
+        Main main(p, shared.tensors, pipeline, shared.pipeline, thread);
+        multiply(p, shared, main, thread);
+      }
     } else {
-      cutlass::arch::warpgroup_reg_alloc<kMultiply>();
-      multiply(p, shared, pipeline, ready, static_cast<int>(threadIdx.x) - 128 * (1 + Tiles::kWideners));
+      using Ready = typename Warps::Ready;
+      typename Ready::Params ready_options;
+      ready_options.role =
+          warpgroup <= Tiles::kWideners ? Ready::ThreadCategory::Producer : Ready::ThreadCategory::Consumer;
+      ready_options.producer_arv_count = 4;  // warps
+      ready_options.consumer_arv_count = 8;
+      Ready ready(shared.ready, ready_options);
+      meet();
+      if (warpgroup == 0)
+        fetch(p, shared, pipeline, warp);
+      else
+        share_work(p, shared, pipeline, ready, thread);
     }
   }
 };
@@ -183,22 +242,27 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1)
 
 template <template <class> class Math, int M, int N, int K, int ClusterM, int ClusterN, class Schedule>
 struct GemmSm90WeightOnly {
-  static_assert(Schedule::kSwapped && N == 128 && K == 128 && ClusterM * ClusterN == 1);
+  static_assert(Schedule::kSwapped && N == 128 && ClusterM == 1);
+  static_assert(K == 256 || (K == 128 && ClusterN == 1), "steps of 256 codes are widened in registers");
+  template <class Float>
+  using Tiles =
+      cute::conditional_t<K == 256, RegisterTiles90<Math<Float>, M, ClusterN>, WeightOnlyTiles90<Math<Float>, M>>;
 
   // How a launch divides K, and what it needs for that.
   struct Shares {
-    int64_t tiles, count, steps;  // of K: shares, and steps of one
+    int64_t tiles, count, steps;  // of clusters; of K: shares, and steps of one
 
     explicit Shares(const GemmCall& call) {
       const GemmProblem& p = call.problem;
-      tiles = ceil_div(p.m, M) * ceil_div(p.n, N);
-      count = k_splits(p.m, p.n, p.k, M, N, K, call.device.sm_count);
+      tiles = ceil_div(p.m, M) * ceil_div(p.n, N * ClusterN);
+      count = k_splits(p.m, p.n, p.k, M, N * ClusterN, K, clusters(call));
       steps = ceil_div(ceil_div(p.k, K), count);
     }
-    int64_t arrival_bytes() const { return ceil_div(tiles * 2 * 4, 256) * 256; }
+    static int64_t clusters(const GemmCall& call) { return std::max(call.device.sm_count / ClusterN, 1); }
+    int64_t arrival_bytes() const { return ceil_div(tiles * ClusterN * 2 * 4, 256) * 256; }
     Workspace workspace() const {
       if (count == 1) return {};
-      return {arrival_bytes() + tiles * count * M * N * 4, 0, arrival_bytes()};
+      return {arrival_bytes() + tiles * ClusterN * count * M * N * 4, 0, arrival_bytes()};
     }
   };
 
@@ -206,16 +270,16 @@ struct GemmSm90WeightOnly {
 
   template <class Float>
   static void run_as(const GemmCall& call) {
-    using Tiles = WeightOnlyTiles90<Math<Float>, M>;
-    using Kernel = WeightOnlyKernel90<Tiles>;
+    using Copies = Tiles<Float>;
+    using Kernel = WeightOnlyKernel90<Copies>;
     const GemmProblem& p = call.problem;
-    const int64_t codes_per_byte = 8 / bits_of(Tiles::Math::kW);
+    const int64_t codes_per_byte = 8 / bits_of(Copies::Math::kW);
     const int32_t row_bytes = static_cast<int32_t>(ceil_div(p.k, codes_per_byte));
     const Shares shares(call);
-    typename Kernel::Params params{Tiles::tensor_map_x(static_cast<const typename Tiles::X*>(call.operands.x),
-                                                       static_cast<int>(p.m), static_cast<int>(p.k), p.ldx),
-                                   Tiles::tensor_map_w(static_cast<const uint8_t*>(call.operands.w),
-                                                       static_cast<int>(p.n), row_bytes, p.ldw / codes_per_byte),
+    typename Kernel::Params params{Copies::tensor_map_x(static_cast<const typename Copies::X*>(call.operands.x),
+                                                        static_cast<int>(p.m), static_cast<int>(p.k), p.ldx),
+                                   Copies::tensor_map_w(static_cast<const uint8_t*>(call.operands.w),
+                                                        static_cast<int>(p.n), row_bytes, p.ldw / codes_per_byte),
                                    call.operands.w_scale, p.has_w_zero_point ? call.operands.w_zero_point : nullptr,
                                    epilogue_params(call)};
     params.epilogue.w_scale = nullptr;
@@ -226,7 +290,7 @@ struct GemmSm90WeightOnly {
     params.steps = static_cast<int32_t>(ceil_div(p.k, K));
     params.group_codes =
         static_cast<int32_t>(p.group_size == 0 ? std::max<int64_t>(params.steps, 1) * K : p.group_size);
-    params.tiles_n = static_cast<int32_t>(ceil_div(p.n, N));
+    params.tiles_n = static_cast<int32_t>(ceil_div(p.n, N * ClusterN));
     params.tiles = static_cast<int32_t>(shares.tiles);
     params.shares = static_cast<int32_t>(shares.count);
     params.share_steps = static_cast<int32_t>(shares.steps);
@@ -237,7 +301,8 @@ struct GemmSm90WeightOnly {
     }
     LaunchShape shape;
     const int64_t work = std::max<int64_t>(shares.tiles * shares.count, 1);
-    shape.grid = dim3(static_cast<unsigned>(std::min(work, int64_t{call.device.sm_count})));
+    shape.grid = dim3(static_cast<unsigned>(std::min(work, Shares::clusters(call)) * ClusterN));
+    shape.cluster = dim3(ClusterN);
     shape.block = dim3(Kernel::kThreads);
     shape.shared_bytes = static_cast<int>(sizeof(typename Kernel::SharedStorage));
     shape.overlaps = true;
