@@ -54,9 +54,11 @@ LinearCall as_linear(const ConvCall& call, int64_t rows) {
 
 // Places in an image are counted in 32 bits, and so are rows.
 void check_sizes(const ConvOperands& o, int64_t rows) {
-  const int64_t codes = o.window.room(0, o.height) * o.window.room(1, o.width) * o.channels;
-  if (codes >= kMaxSize)
-    refuse("x", "images of " + std::to_string(codes) + " numbers with their padding",
+  const int64_t height = o.window.room(0, o.height), width = o.window.room(1, o.width);
+  if (1.0 * height * width * o.channels >= 1.0 * kMaxSize)  // the product may be beyond 64 bits
+    refuse("x",
+           "images of " + std::to_string(o.channels) + " x " + std::to_string(height) + " x " + std::to_string(width) +
+               " numbers with their padding",
            "less than " + std::to_string(kMaxSize) + " on CUDA");
   if (rows > kMostRows)
     refuse("x", std::to_string(rows) + " pixels of results", "at most " + std::to_string(kMostRows) + " on CUDA");

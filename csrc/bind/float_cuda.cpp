@@ -128,6 +128,8 @@ Tensor grouped_weight_only_cuda(const Tensor& x, std::vector<Tensor> w, std::vec
                                                     activation, clamp_min, clamp_max, rows);
   GemmProblem p = g.layers[0].problem;
   GemmOperands o = g.layers[0].operands;
+  if (g.rows && x.size(0) >= kMaxSize)  // chosen rows are numbers of 32 bits in the kernel
+    refuse("x", describe(x), "fewer than " + std::to_string(kMaxSize) + " rows where some are chosen, on CUDA");
   const On on(x);
   Tensor out = empty(x, {g.count, p.n}, g.layers[0].out_type);
   if (out.numel() == 0) return out;

@@ -12,6 +12,15 @@ __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
+// 0, after the wait. Where operands are read through the cache for constants, whose loads the compiler may move over the
+// wait, addresses that depend on this keep them behind it.
+__device__ __forceinline__ int zero_after_predecessor() {
+  int zero;
+  wait_for_predecessor();
+  asm volatile("mov.b32 %0, 0;" : "=r"(zero)::"memory");
+  return zero;
+}
+
 // From here on the successor's blocks may take the places that this kernel leaves free. They wait as above.
 __device__ __forceinline__ void release_successor() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

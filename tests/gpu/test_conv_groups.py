@@ -20,6 +20,7 @@ GROUPED = (
     (24, 24, in_groups(24, (1, 7), stride=(1, 4), padding=(0, 24), dilation=(2, 6))),  # ... every third, two apart
     (136, 136, in_groups(136, 2)),
     (16, 16, in_groups(16, (2, 65), padding=(0, 30))),  # wider than a block holds weights for
+    (8, 8, in_groups(8, (1, 1), stride=(2, 1), dilation=(2**30, 2**30))),  # one tap, however far the next would be
     (20, 20, in_groups(20, padding=(0, 2))),  # not whole eights of channels
     (16, 48, in_groups(16, (1, 3))),  # several results a channel
     (32, 64, in_groups(4, padding=1)),  # a word of a group's channels at once
@@ -94,3 +95,22 @@ def test_layers_of_real_size_in_groups(there: CudaOps, size: int, channels: int,
     for form, kernel in (("dynamic", 3), ("static affine", 5)):
         patches = in_groups(groups, (kernel, kernel), padding=kernel // 2)
         Conv(there, channels, channels, patches, **FORMS[form]).check(x.to(memory_format=LAST))
+
+
+@pytest.mark.parametrize("size", [1, 2], ids=["negative in 64 bits", "zero in 64 bits"])
+def test_padding_whose_images_no_64_bits_count_is_refused(there: CudaOps, size: int) -> None:
+    """(2^32 - 2 + size)^2 codes of an image with its padding."""
+    far = 2**31 - 1
+    patches = in_groups(1, (1, 1), stride=far, padding=far)
+    spec = ops.LinearSpec(1, 1, has_bias=False, layout="rows")
+    packed = there.pack_linear(torch.ones(1, 1, dtype=torch.int8), torch.ones(1), spec.to_ints())
+    with pytest.raises(ArgumentError, match=r"'x'.* numbers with their padding"):
+        there.qconv2d(torch.ones(1, 1, size, size), packed, None, spec.to_ints(), patches.to_ints())
+
+
+def test_more_channels_than_a_launch_has_blocks_for_are_refused(there: CudaOps) -> None:
+    n = 64 * 65535 + 2
+    spec = ops.LinearSpec(n, 1, has_bias=False, layout="rows")
+    packed = there.pack_linear(torch.ones(n, 1, dtype=torch.int8), torch.ones(n), spec.to_ints())
+    with pytest.raises(RuntimeError, match=r"grouped_conv: operands of 1 x 65536 blocks; allowed: 2147483647 x 65535"):
+        there.qconv2d(torch.ones(1, 2, 1, 1), packed, None, spec.to_ints(), in_groups(2, (1, 1)).to_ints())

@@ -13,6 +13,7 @@
 #include "cuda/gemm/byte_weights.cuh"
 #include "cuda/gemm/depthwise_conv.h"
 #include "cuda/gemm/plain90.cuh"
+#include "cuda/grid.h"
 #include "cuda/launch.h"
 #include "cuda/turn_bytes.cuh"
 
@@ -202,8 +203,10 @@ bool is_depthwise(const GemmCall& call, int64_t groups) {
 void depthwise_conv(const GemmCall& call) {
   const GemmProblem& p = call.problem;
   const ImageRows& image = p.image;
-  // Taps d apart under windows s apart: every (d / gcd)th output reads the same columns of codes.
-  const int64_t spacing = image.tap_step[1] / std::gcd(image.tap_step[1], image.window_step[1]);
+  // Taps d apart under windows s apart: every (d / gcd)th output reads the same columns of codes. One tap is apart from
+  // none, however far the next one would be.
+  const int64_t tap_step = image.taps == 1 ? image.window_step[1] : image.tap_step[1];
+  const int64_t spacing = tap_step / std::gcd(tap_step, image.window_step[1]);
   const int64_t whole = (image.out_width - 1) / (kOutputs * spacing);  // before the last ones of a line
   const int64_t strips = whole * spacing + std::min(spacing, image.out_width - whole * kOutputs * spacing);
   const int64_t all_strips = p.m / image.out_width * strips;
@@ -214,7 +217,7 @@ void depthwise_conv(const GemmCall& call) {
                         ByteWeights(call),
                         image.image_step,
                         {image.window_step[0], image.window_step[1]},
-                        {image.tap_step[0], image.tap_step[1]},
+                        {image.tap_step[0], tap_step},
                         divisor(strips),
                         divisor(image.out_height),
                         divisor(spacing),
@@ -222,11 +225,11 @@ void depthwise_conv(const GemmCall& call) {
                         static_cast<int32_t>(all_strips),
                         static_cast<int32_t>(p.k / image.taps),
                         static_cast<int32_t>(image.taps),
-                        static_cast<int32_t>(spacing * image.window_step[1] / image.tap_step[1]),
+                        static_cast<int32_t>(spacing * image.window_step[1] / tap_step),
                         bits};
   LaunchShape shape;
-  const auto blocks = [](int64_t all, int64_t each) { return static_cast<unsigned>((all + each - 1) / each); };
-  shape.grid = dim3(blocks(all_strips, kThreads >> bits), blocks(p.n, kChannels << bits));
+  const auto blocks = [](int64_t all, int64_t each) { return (all + each - 1) / each; };
+  shape.grid = grid_of(call.name, blocks(all_strips, kThreads >> bits), blocks(p.n, kChannels << bits));
   shape.block = dim3(kThreads);
   launch<grouped_conv_depthwise_kernel>(call.name, shape, call.context, o, epilogue_params(call));
 }

@@ -2,6 +2,7 @@
 // one of our own kernels.
 #include "cuda/elements.cuh"
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/grid.h"
 #include "cuda/launch.h"
 
 namespace pyquant::cuda {
@@ -46,8 +47,7 @@ void float_epilogue(const void* t, DType type, int64_t ldt, const GemmProblem& p
   const DeviceInfo device{};
   const GemmCall call{"float_epilogue", problem, operands, epilogue, context, device};
   LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>(problem.m),
-                    static_cast<unsigned>((problem.n + kBlock * kColumns - 1) / (kBlock * kColumns)));
+  shape.grid = grid_of(call.name, problem.m, (problem.n + kBlock * kColumns - 1) / (kBlock * kColumns));
   shape.block = dim3(kBlock);
   with_float_type(type, call.name, [&](auto element) {
     using T = decltype(element);

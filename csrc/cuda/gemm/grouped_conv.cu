@@ -8,6 +8,7 @@
 #include "cuda/gemm/byte_weights.cuh"
 #include "cuda/gemm/depthwise_conv.h"
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/grid.h"
 #include "cuda/image_walk.cuh"
 #include "cuda/images.h"
 #include "cuda/launch.h"
@@ -185,8 +186,8 @@ void grouped_conv(const GemmProblem& p, int64_t groups, const GemmOperands& oper
     return all % codes == 0;
   };
   LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>((p.m + kLines * kPixels - 1) / (kLines * kPixels)),
-                    static_cast<unsigned>((p.n + kColumns * kChannels - 1) / (kColumns * kChannels)));
+  shape.grid = grid_of(call.name, (p.m + kLines * kPixels - 1) / (kLines * kPixels),
+                       (p.n + kColumns * kChannels - 1) / (kColumns * kChannels));
   shape.block = dim3(kColumns * kLines);
   const EpilogueParams params = epilogue_params(call);
   if (channels % 4 == 0 && each % kChannels == 0 && p.group_size % 4 == 0 && steps_by(4))

@@ -153,7 +153,7 @@ struct WeightOnlyBlock80 {
 
   // To this block's share of K.
   __device__ __forceinline__ void skip(int32_t codes) {
-    next_x += 2 * codes, next_w += codes * bits_of(Math::kW) / 8;
+    next_x += int64_t{2} * codes, next_w += int64_t{codes} * bits_of(Math::kW) / 8;
     rest_x -= codes, rest_w -= codes;
   }
 

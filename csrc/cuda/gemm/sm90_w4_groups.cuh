@@ -53,12 +53,12 @@ struct GroupsKernel {
   }
 
   CUTLASS_DEVICE static void consume(const Params& p, SharedStorage& shared, Pipeline& pipeline, int thread) {
-    wait_for_predecessor();
+    const int32_t zero = zero_after_predecessor();
     Main main(p, shared.tensors, pipeline, thread);
     typename Main::Sum sum;
     for (int tile = static_cast<int>(blockIdx.x); tile < p.tiles; tile += static_cast<int>(gridDim.x)) {
       const int32_t row0 = tile % p.tiles_n * 128, column0 = tile / p.tiles_n * Main::kTokens;
-      main.run(sum, row0, column0);
+      main.run(sum, row0 + zero, column0 + zero);
       if (tile + static_cast<int>(gridDim.x) >= p.tiles) release_successor();
       Store90<float, true>(p.epilogue).store(sum, main.own(), row0, column0);
     }
@@ -100,6 +100,7 @@ struct GemmSm90W4Groups : NoWorkspace {
 
   static void run(const GemmCall& call) {
     const GemmProblem& p = call.problem;
+    const DeviceGuard guard(call.context.device);  // whose tensor maps are looked up
     typename Kernel::Params params{Tiles::tensor_map_x(static_cast<const int8_t*>(call.operands.x),
                                                        static_cast<int>(p.m), static_cast<int>(p.k), {p.ldx, {}, 0}),
                                    static_cast<const uint8_t*>(call.operands.w),

@@ -152,10 +152,11 @@ struct WeightOnlyKernel90 {
   }
 
   CUTLASS_DEVICE static void multiply(const Params& p, SharedStorage& shared, Main& main, int thread) {
+    const int32_t zero = zero_after_predecessor();
     Sum sum;
     for (Work work(p); work.is_left(p); work.advance(p)) {
       const int32_t row0 = work.tile_n(p) * Tiles::kChannels;
-      main.run(sum, row0, work.first, work.count);
+      main.run(sum, row0 + zero, work.first, work.count);
       if (work.is_last(p)) release_successor();
       if (p.shares > 1 && !add_shares(p, shared, sum, work, thread)) continue;
       Store90<float, true>(p.epilogue).store(sum, main.own(), row0, work.tile_m(p) * Tiles::kTokens);
@@ -175,7 +176,6 @@ struct WeightOnlyKernel90 {
         widener.run(work.tile_n(p) * Tiles::kChannels, work.first, work.count);
     } else {
       cutlass::arch::warpgroup_reg_alloc<Warps::kMultiply>();
-      wait_for_predecessor();
       Main main(p, shared.tensors, pipeline, ready, thread - kWidening);
       multiply(p, shared, main, thread - kWidening);
     }
@@ -212,7 +212,6 @@ struct WeightOnlyKernel90 {
         fetch(p, shared, pipeline, warp);
       } else {
         cutlass::arch::warpgroup_reg_alloc<Warps::kMultiply>();
-        wait_for_predecessor();
         Main main(p, shared.tensors, pipeline, shared.pipeline, thread);
         multiply(p, shared, main, thread);
       }
@@ -273,6 +272,7 @@ struct GemmSm90WeightOnly {
     using Copies = Tiles<Float>;
     using Kernel = WeightOnlyKernel90<Copies>;
     const GemmProblem& p = call.problem;
+    const DeviceGuard guard(call.context.device);  // whose tensor maps are looked up
     const int64_t codes_per_byte = 8 / bits_of(Copies::Math::kW);
     const int32_t row_bytes = static_cast<int32_t>(ceil_div(p.k, codes_per_byte));
     const Shares shares(call);

@@ -73,20 +73,13 @@ class Store90 {
   // (row0, column0) of the product as the tensor cores see it.
   template <class Fragment, class Coordinates>
   CUTLASS_DEVICE void store(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0) const {
-    // The predecessor in the stream wrote the scales, say. The operands are read through the cache for constants, whose
-    // loads the compiler may move over a wait: so their addresses depend on it.
+    // The predecessor in the stream wrote the scales, say.
     const int32_t zero = zero_after_predecessor();
     if (store_plain(acc, own, row0 + zero, column0 + zero, zero)) return;
     store_general(acc, own, row0 + zero, column0 + zero, zero);
   }
 
  private:
-  CUTLASS_DEVICE static int32_t zero_after_predecessor() {
-    int32_t zero;
-    wait_for_predecessor();
-    asm volatile("mov.b32 %0, 0;" : "=r"(zero)::"memory");
-    return zero;
-  }
   CUTLASS_DEVICE CodeLimits code_limits(int32_t zero) const {
     Params p = p_;
     p.out_scale = p.out_scale ? p.out_scale + zero : nullptr;

@@ -1,4 +1,5 @@
 // Codes -> real numbers (docs/numerics.md 2.3): a thread turns as many codes as one 16-byte store takes.
+#include "cuda/grid.h"
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
 #include "cuda/quantize/unit.cuh"
@@ -119,6 +120,7 @@ void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t
                 int64_t group_size, const float* scale, const int32_t* zero_point, void* out, DType out_type,
                 const Context& context) {
   if (rows == 0 || cols == 0) return;
+  if (granularity == Granularity::groups) check_columns_of_groups("dequantize", cols);
   with_float_type(out_type, "dequantize", [&](auto element) {
     using T = decltype(element);
     constexpr int kWidth = kVector<T>;
@@ -126,7 +128,7 @@ void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t
     const bool vector = is_aligned(out, rows > 1 ? cols * static_cast<int64_t>(sizeof(T)) : 0, 16);
     const int64_t blocks = (cols + kWidth * kBlock - 1) / (kWidth * kBlock);
     LaunchShape shape;
-    shape.grid = dim3(static_cast<unsigned>(rows), static_cast<unsigned>(blocks < 1024 ? blocks : 1024));
+    shape.grid = grid_of("dequantize", rows, blocks < 1024 ? blocks : 1024);
     shape.block = dim3(kBlock);
     shape.overlaps = true;
     const auto run = [&](auto type) {

@@ -1,6 +1,7 @@
 // Fake quantisation, forward: every element is read and written once, its mask as one bit. Rows whose length is no
 // multiple of eight share bytes of the mask and take a kernel of their own.
 #include "cuda/divisor.cuh"
+#include "cuda/grid.h"
 #include "cuda/quantize/fake.cuh"
 #include "cuda/quantize/parts.cuh"
 #include "cuda/quantize/rows.cuh"
@@ -209,6 +210,7 @@ void fake_quantize(const FloatMatrix& x, Granularity granularity, int64_t group_
                    const int32_t* zero_point, const CodeRange& range, void* y, uint8_t* mask, const Context& context) {
   if (x.rows == 0 || x.cols == 0) return;
   const bool groups = granularity == Granularity::groups;
+  if (groups) check_columns_of_groups("fake_quantize", x.cols);
   const int64_t row_step = granularity == Granularity::tensor ? 0 : groups ? x.cols / group_size : 1;
   const FakeGiven given{scale,      zero_point, row_step, groups ? group_size : int64_t{1} << 62,
                         range.qmin, range.qmax, nullptr,  0,

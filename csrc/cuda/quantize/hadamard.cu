@@ -196,7 +196,7 @@ void hadamard_transform(const FloatMatrix& x, HadamardOrder order, void* out, co
     using Input = HadamardInput<T>;
     const auto block = row_block_of<Input>(x.rows, x.cols, x.cols);
     LaunchShape shape;
-    shape.grid = dim3(static_cast<unsigned>(x.rows));
+    shape.grid = grid_of("hadamard_transform", x.rows);
     shape.block = dim3(static_cast<unsigned>(block.threads));
     shape.shared_bytes = shared_bytes;
     shape.overlaps = true;

@@ -191,12 +191,12 @@ __global__ void __launch_bounds__(kBlock)
   Codes limits{};
   limits.qmin = steps.qmin, limits.qmax = steps.qmax;
 #pragma unroll 1
-  for (int image = static_cast<int>(blockIdx.y); image < batch; image += static_cast<int>(gridDim.y)) {
+  for (int64_t image = blockIdx.y; image < batch; image += gridDim.y) {
     Step step{1.f, 1.f, 0};
     if (steps.parts) {
       Range range;
       for (int i = static_cast<int>(threadIdx.x); i < steps.part_count; i += kBlock)
-        range = merged(range, steps.parts[int64_t{image} * steps.part_count + i]);
+        range = merged(range, steps.parts[image * steps.part_count + i]);
       step = step_of(reduce_block(range, ranges), steps.symmetric, steps.qmin, steps.qmax);
     } else if (steps.scale) {
       step = step_at(steps.scale, steps.zero_point, steps.is_shared ? 0 : image);

@@ -23,6 +23,7 @@
 //   };
 #pragma once
 #include "core/norm_math.h"
+#include "cuda/grid.h"
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
 #include "cuda/quantize/held.cuh"
@@ -198,7 +199,7 @@ void launch_rows(const char* name, const Input& in, const Output& out, const Row
                  const CodeRange& range, const QuantizeParams& params, const Context& context, int shared_bytes = 0) {
   if (rows == 0) return;
   LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>(rows));
+  shape.grid = grid_of(name, rows);
   shape.block = dim3(static_cast<unsigned>(block.threads));
   shape.shared_bytes = shared_bytes;
   shape.overlaps = true;
