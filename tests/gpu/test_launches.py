@@ -102,6 +102,43 @@ def test_a_layer_is_two_kernels_that_overlap(device: CudaOps, form: str) -> None
         assert "programmatic_stream_serialization" in kernel["attributes"], kernel
 
 
+@pytest.mark.parametrize("mode", ["plain", "random"])
+def test_a_gated_block_is_four_kernels(device: CudaOps, mode: str) -> None:
+    """down(silu(gate(x)) * up(x)), gate and up merged: as nn.GatedFeed calls them, the gate is computed by what
+    quantises for `down`."""
+    device.mode(mode)
+    x = problems.Draw(problems.BASE_SEED, "launches", "gated").normal(M, K).to(torch.bfloat16)
+    spec, back = ops.LinearSpec(2 * K, K), ops.LinearSpec(N, K)
+    scales = [problems.Draw(problems.BASE_SEED, "launches", "gated", n).uniform(n) + 0.1 for n in (2 * K, N)]
+    layers = [(codes_of("gated", s.n, K), scale, s) for s, scale in zip((spec, back), scales, strict=True)]
+
+    def block(there: Any, x: Tensor, packed: list[Tensor]) -> Tensor:
+        both = there.qlinear.default(x, packed[0], None, spec.to_ints(), torch.bfloat16)
+        codes, scale, _ = there.activation_mul_quantize.default(both.narrow(1, 0, K), both.narrow(1, K, K))
+        y: Tensor = there.qlinear.default(codes, packed[1], None, back.to_ints(), torch.bfloat16, scale)
+        return y
+
+    on_device = [device.put(device.pack_linear(w, scale, s.to_ints())) for w, scale, s in layers]
+    there = device.put(x)
+    found: list[Tensor] = []
+    counts, kernels = counted(lambda: found.append(block(torch.ops.pyquant_sim, there, on_device)))
+    # Where codes come in, K is divided after a launch that clears the counters: here it is, as there are few channels.
+    products = [kernel["kernel"] for kernel in kernels if "clear" not in kernel["kernel"]]
+    assert (len(products), len(kernels), counts.get("memset", 0)) == (4, 5, 0), counts
+    assert [("GemmUniversal" in name, "Gate" in name) for name in products] == [
+        (False, False),
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+    assert all("programmatic_stream_serialization" in kernel["attributes"] for kernel in kernels), kernels
+    device.finish()
+    rows = [dataclasses.replace(s, layout=ops.layout_for(torch.device("cpu"))) for *_, s in layers]
+    here = [ops.pack_linear(w, scale, s.to_ints()) for (w, scale, _), s in zip(layers, rows, strict=True)]
+    spec, back = rows
+    accept.t1(device.get(found[0]), block(torch.ops.pyquant, x, here))
+
+
 @pytest.mark.parametrize("mode", ["plain", "checked", "lazy", "random"])
 def test_counters_are_cleared_by_what_writes_the_codes(device: CudaOps, mode: str) -> None:
     """Two layers in turn, in memory that nobody clears between."""
