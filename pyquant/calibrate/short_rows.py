@@ -68,7 +68,7 @@ def _errors_of(real: Tensor, qmin: int, qmax: int) -> Callable[[Tensor], Tensor]
     codes = torch.empty_like(real)
 
     def errors(steps: Tensor) -> Tensor:
-        found = torch.empty(steps.shape[::-1], device=real.device)
+        found = torch.empty(steps.shape[::-1], dtype=torch.float32, device=real.device)
         for s, out in zip(steps.unbind(1), found, strict=True):
             _round(real, s[:, None], qmin, qmax, codes)
             # multiply, then subtract: one operation could be contracted, or not, by a row's place in a vector

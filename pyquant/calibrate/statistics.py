@@ -166,7 +166,8 @@ class RangeStatistics:
             return
         shape = [] if self.channel_axis is None else [int(channels.item())]
         if self.low is None or self.high is None:
-            low, high = torch.full(shape, torch.inf, device="cpu"), torch.full(shape, -torch.inf, device="cpu")
+            low = torch.full(shape, torch.inf, dtype=torch.float32, device="cpu")
+            high = -low
         else:
             low, high = self.low, self.high
         self.low, self.high = -group.largest(-low), group.largest(high)

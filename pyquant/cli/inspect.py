@@ -78,7 +78,7 @@ def kernel_name(scheme: QScheme) -> str:
     codes = torch.zeros(n, k, dtype=torch.int8 if quantised else getattr(torch, scheme.float_dtype or ""), device="cpu")
     layer = QLinear.from_codes(
         codes,
-        torch.ones(shape, device="cpu") if quantised else None,
+        torch.ones(shape, dtype=torch.float32, device="cpu") if quantised else None,
         scheme=scheme,
         weight_zero_point=None if scheme.weights.symmetric else torch.zeros(shape, dtype=torch.int32, device="cpu"),
         input_scale=1.0 if scheme.is_static else None,

@@ -142,11 +142,13 @@ def _inputs(layer: QLinear | QConv2d, rows: int, generator: torch.Generator) -> 
     Of a static layer they lie in the range that it was calibrated for, which is six standard deviations wide.
     """
     if isinstance(layer, QLinear):
-        x = torch.randn(rows, layer.in_features, generator=generator, device="cpu")
+        x = torch.randn(rows, layer.in_features, generator=generator, dtype=torch.float32, device="cpu")
     else:
         sizes = zip(layer.patches.dilation, layer.patches.kernel_size, strict=True)
         height, width = (d * (k - 1) + 4 for d, k in sizes)
-        x = torch.randn(min(rows, 4), layer.in_channels, height, width, generator=generator, device="cpu")
+        x = torch.randn(
+            min(rows, 4), layer.in_channels, height, width, generator=generator, dtype=torch.float32, device="cpu"
+        )
     inputs, scale = layer.scheme.inputs, layer.input_scale
     if inputs is None or scale is None:
         return x

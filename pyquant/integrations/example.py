@@ -53,4 +53,4 @@ def _for_layer(layer: nn.Module) -> Tensor | None:
         size = (1, layer.in_channels, _PIXELS, _PIXELS)
     else:
         return None
-    return torch.randn(size, generator=generator, device="cpu").to(weight.device, weight.dtype)
+    return torch.randn(size, generator=generator, dtype=torch.float32, device="cpu").to(weight.device, weight.dtype)

@@ -29,7 +29,7 @@ def check_rows(m: int, most: int = 8) -> Tensor:
     """Up to `most` row numbers of [0, m), spread evenly, first and last among them; int64."""
     if m <= most:
         return torch.arange(m, device="cpu")
-    return torch.linspace(0, m - 1, most, device="cpu").round().to(torch.int64)
+    return torch.linspace(0, m - 1, most, dtype=torch.float32, device="cpu").round().to(torch.int64)
 
 
 def sqnr_db(exact: Tensor, y: Tensor) -> float:

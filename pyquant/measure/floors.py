@@ -114,7 +114,7 @@ def read_limit(size_bytes: int, *, cold: bool = False) -> Limit:
     Raises UnsupportedError without the native libraries.
     """
     _need_native()
-    source = torch.ones(max(1, size_bytes // 4), device="cpu")
+    source = torch.ones(max(1, size_bytes // 4), dtype=torch.float32, device="cpu")
     times = 1 if cold else max(1, _READ_A_CALL // size_bytes)
     return Limit(lambda: torch.ops.pyquant._cpu_read(source, times), times * size_bytes)
 
@@ -144,7 +144,7 @@ def ceiling_value(ceilings: Sequence[Ceiling], name: str) -> float | None:
 
 
 def _copy(size_bytes: int, device: torch.device) -> Callable[[], object]:
-    source = torch.ones(size_bytes // 4, device=device)
+    source = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
@@ -187,7 +187,7 @@ def _predicted_s(make: Maker, size: int, device: torch.device) -> float:
 
 
 def _float_mm(dtype: torch.dtype, size: int, device: torch.device) -> Callable[[], object]:
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    a, b = (torch.randn(size, size, dtype=torch.float32, device=device).to(dtype) for _ in range(2))
     return lambda: torch.mm(a, b)
 
 
@@ -200,16 +200,21 @@ def _our_int8(size: int, device: torch.device) -> Callable[[], object]:
     if not native_available():
         raise NotImplementedError("no compiled kernel")
     a, b = (random_codes((size, size), device) for _ in range(2))
-    scale = torch.ones(size, device=device)
+    scale = torch.ones(size, dtype=torch.float32, device=device)
     return lambda: torch.ops.pyquant.gemm_s8s8(a, b, scale, out_dtype=torch.bfloat16)
 
 
 def _fp8_mm(size: int, device: torch.device) -> Callable[[], object]:
-    a, b = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
-    one = torch.ones((), device=device)
+    a, b = (torch.randn(size, size, dtype=torch.float32, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), dtype=torch.float32, device=device)
     return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def random_codes(shape: tuple[int, ...], device: torch.device | str = "cpu", qmax: int = 127) -> torch.Tensor:
     """Realistic int8 codes: rounded Gaussian that fills [-qmax, qmax]. Zeros or tiny integers flatter every chip."""
-    return (torch.randn(shape, device=device) * (qmax / 3)).round_().clamp_(-qmax, qmax).to(torch.int8)
+    return (
+        (torch.randn(shape, dtype=torch.float32, device=device) * (qmax / 3))
+        .round_()
+        .clamp_(-qmax, qmax)
+        .to(torch.int8)
+    )

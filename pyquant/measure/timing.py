@@ -92,7 +92,7 @@ class CacheFlush:
     """Streams through 512 MiB, more than the last cache holds, so that the next call finds its weights in memory."""
 
     def __init__(self) -> None:
-        self._buffer = torch.zeros(128 << 20, device="cpu")
+        self._buffer = torch.zeros(128 << 20, dtype=torch.float32, device="cpu")
 
     def __call__(self) -> None:
         self._buffer.add_(1.0)

@@ -98,8 +98,8 @@ class Bench:
         self.x = self._values(self.x_type, self.m, ldx)
         self.w = self._values(self.w_type, self.n, int(p.get("ldw", self.k)))
         groups = self.k // self.group_size if self.group_size else 1
-        self.x_scale = torch.rand(self.m if p.get("per_token_scale") else 1, device=device) + 0.5
-        self.w_scale = (torch.rand(self.n, groups, device=device) + 0.5) / 127
+        self.x_scale = torch.rand(self.m if p.get("per_token_scale") else 1, dtype=torch.float32, device=device) + 0.5
+        self.w_scale = (torch.rand(self.n, groups, dtype=torch.float32, device=device) + 0.5) / 127
         self.x_zero_point: Tensor | None = None
         self.w_sum: Tensor | None = None
         if p.get("has_zero_point"):
@@ -107,7 +107,9 @@ class Bench:
             self.x_zero_point = torch.randint(-5, 6, (count,), device=device, dtype=torch.int32)
             self.w_sum = self.w[:, : self.k].reshape(self.n, groups, -1).sum(-1, dtype=torch.int32).contiguous()
         kind = p.get("residual")
-        self.residual = None if kind is None else torch.randn(self.m, self.n, device=device).to(_DTYPES[kind])
+        self.residual = (
+            None if kind is None else torch.randn(self.m, self.n, dtype=torch.float32, device=device).to(_DTYPES[kind])
+        )
         self.out = torch.empty(self.m, self.n, device=device, dtype=_DTYPES[p["out"]])
         stored = self._stored()
         copies = max(1, min(64, _COLD_BYTES // max(1, stored.numel() * stored.element_size())))
@@ -196,7 +198,7 @@ class Bench:
 
     def _values(self, kind: str, rows: int, ld: int) -> Tensor:
         if kind in ("f16", "bf16"):
-            return torch.randn(rows, ld, device=self.device).to(_DTYPES[kind])
+            return torch.randn(rows, ld, dtype=torch.float32, device=self.device).to(_DTYPES[kind])
         codes = random_codes((rows, ld), self.device, _CODES[kind])
         codes[:, self.k :] = 0
         return codes.abs_().to(torch.uint8) if kind == "u8" else codes

@@ -23,7 +23,7 @@ def explain(layers: Sequence[nn.Module], rows: int) -> KernelInfo:
     each = max(1, -(-rows // max(len(layers), 1)))
     infos = [_of_one(layers[places[0]], each) for places in kinds.values()]
     first: Any = layers[next(iter(kinds.values()))[0]]
-    device = next(first.buffers(), next(first.parameters(), torch.empty(0, device="cpu"))).device
+    device = next(first.buffers(), next(first.parameters(), torch.empty(0, dtype=torch.float32, device="cpu"))).device
     experts = f"{len(layers)} experts"
     if device.type == "cuda":
         if not isinstance(first, LinearCall):
@@ -47,7 +47,7 @@ def explain(layers: Sequence[nn.Module], rows: int) -> KernelInfo:
 def _of_one(layer: nn.Module, rows: int) -> KernelInfo:
     if isinstance(layer, LinearCall):
         return layer.kernel_info(rows)
-    device = next(layer.parameters(), torch.empty(0, device="cpu")).device
+    device = next(layer.parameters(), torch.empty(0, dtype=torch.float32, device="cpu")).device
     return KernelInfo("torch matmul", str(device), False, "a floating-point layer")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyquant.core.dtypes import FLOATS, dtype_name
 from pyquant.core.patches import Patches
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn import state, weights
 from pyquant.nn.linear_state import LinearState, activation_and_limits, check_scheme
 
@@ -25,7 +25,14 @@ def float_weights(weight: Tensor, scheme: QScheme) -> tuple[Tensor, Tensor | Non
         return weights.quantise_weight(weight, scheme.weights)
     if weight.dtype not in FLOATS:
         raise ArgumentError("weight", dtype_name(weight.dtype), "float32, float16 or bfloat16")
-    converted = weight.to(getattr(torch, scheme.float_dtype or ""), memory_format=torch.contiguous_format, copy=True)
+    name = scheme.float_dtype or ""
+    converted = weight.to(getattr(torch, name), memory_format=torch.contiguous_format, copy=True)
+    if not converted.is_meta and not bool(converted.isfinite().all()):
+        row, column = (~converted.isfinite()).nonzero()[0].tolist()
+        most = torch.finfo(converted.dtype).max
+        got = f"{weight[row, column].item()} at [{row}, {column}]"
+        other = "; FP16('bfloat16') holds larger ones" if name == "float16" else ""
+        raise NonFiniteError("weight", got, f"finite numbers that {name} holds, up to {most:g}{other}")
     return converted, None, None
 
 

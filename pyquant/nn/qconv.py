@@ -16,7 +16,7 @@ from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import state, straight_through, weights
-from pyquant.nn.linear_call import LinearCall, signed, unpacked
+from pyquant.nn.linear_call import LinearCall, needs_derivative, signed, unpacked
 from pyquant.nn.linear_codes import check_matrix
 from pyquant.nn.patches import unsupported
 from pyquant.ops.rows_layout import BLOCKED
@@ -195,8 +195,8 @@ class QConv2d(LinearCall):
             residual = residual.unsqueeze(0)
         if self.scheme.is_integer:
             y = self._integer(x, images, size, residual, storage)
-        elif self.patches.groups > 1:
-            y = straight_through.smooth(self, images, residual)  # torch's own groups
+        elif self.patches.groups > 1 or (needs_derivative(images, residual) and straight_through.is_transformed()):
+            y = straight_through.smooth(self, images, residual)  # torch's own convolution, of images
         else:
             y = self._as_image(self._forward_float(*self._rows(images, None, residual, size)), images, size)
         return y if is_batch else y.squeeze(0)

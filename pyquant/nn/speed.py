@@ -108,7 +108,9 @@ def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpee
         if key not in _timed:
             if perf_counter() - start > seconds:
                 continue
-            x = torch.rand(shape, generator=torch.Generator().manual_seed(0), device="cpu").to(layer.dtype)
+            x = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu").to(
+                layer.dtype
+            )
             _timed[key] = best_of(layer, layer.to_float(x.dtype), x, seconds / 20)
         quantised, real = _timed[key]
         speeds.append(LayerSpeed(name, shape, quantised * 1e6, real * 1e6))
@@ -142,7 +144,9 @@ def small_weight_only(model: nn.Module, seconds: float = 0.2) -> list[LayerSpeed
 
 
 def _at(whole: nn.Module, layer: QLinear, rows: int, budget: float) -> LayerSpeed:
-    x = torch.rand((rows, layer.in_features), generator=torch.Generator().manual_seed(0), device="cpu").to(layer.dtype)
+    x = torch.rand(
+        (rows, layer.in_features), generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
+    ).to(layer.dtype)
     quantised, real = best_of(whole, _twin(whole, x.dtype), x, budget)
     return LayerSpeed("", (rows, layer.in_features), quantised * 1e6, real * 1e6)
 

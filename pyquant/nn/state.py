@@ -139,7 +139,7 @@ def stand_in(dtype: torch.dtype, device: torch.device) -> nn.Parameter:
 def device_of(device: object) -> torch.device:
     """The device that a name or torch.device means; None: torch's default. Raises ArgumentError where there is none."""
     try:
-        return torch.empty(0, device=device).device  # type: ignore[call-overload, no-any-return]
+        return torch.empty(0, dtype=torch.float32, device=device).device  # type: ignore[call-overload, no-any-return]
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         allowed = f"a device of this machine ({str(error).splitlines()[0]})"
         raise ArgumentError("device", repr(device), allowed) from None

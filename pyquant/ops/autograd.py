@@ -28,10 +28,12 @@ def activation_gradient(
     return entry.gradient(grad, pre, *entry.limits(clamp_min, clamp_max))
 
 
-def _linear_backward(ctx: Any, grad: Tensor, w: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, w, bias and residual of y = activation(x @ w.T + bias) + residual."""
-    x, bias = ctx.saved_tensors[0], ctx.bias
-    g = grad.float()
+def _linear_backward(
+    ctx: Any, grad: Tensor, x: Tensor, w: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, w, bias and residual of y = activation(x @ w.T + bias) + residual. Saved tensors are given: under
+    checkpointing they can be asked for once."""
+    g, bias = grad.float(), ctx.bias
     residual = grad.to(ctx.residual_dtype) if ctx.residual_dtype is not None else None
     if ctx.fused[0] != "none":
         pre = F.linear(x.float(), w.float(), bias)
@@ -53,8 +55,8 @@ def _float_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _float_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    w = ctx.saved_tensors[1]
-    grad_x, grad_w, grad_bias, grad_residual = _linear_backward(ctx, grad, w)
+    x, w = ctx.saved_tensors
+    grad_x, grad_w, grad_bias, grad_residual = _linear_backward(ctx, grad, x, w)
     return grad_x, grad_w.to(w.dtype), grad_bias, grad_residual, *(None,) * 4
 
 
@@ -69,7 +71,7 @@ def _weight_only_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     codes = numerics.unpack(w, x.shape[-1], code_type(ctx.w_bits))
     granularity = "per_group" if ctx.group_size else "per_channel"
     real = numerics.dequantize(codes, ctx.w_scale, ctx.w_zero_point, granularity, ctx.group_size)
-    grad_x, _, grad_bias, grad_residual = _linear_backward(ctx, grad, real)
+    grad_x, _, grad_bias, grad_residual = _linear_backward(ctx, grad, x, real)
     return grad_x, None, None, None, grad_bias, grad_residual, *(None,) * 6
 
 

@@ -29,8 +29,8 @@ class LearnedBits(nn.Module):
         super().__init__()
         self.per_row = per_row
         codes = 2 ** (bits - 1) - 1
-        self.log_limit = nn.Parameter(torch.zeros((), device=device))
-        self.log_step = nn.Parameter(torch.full((), -math.log2(codes), device=device))
+        self.log_limit = nn.Parameter(torch.zeros((), dtype=torch.float32, device=device))
+        self.log_step = nn.Parameter(torch.full((), -math.log2(codes), dtype=torch.float32, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
         """x float [..., K] -> the same shape and type."""

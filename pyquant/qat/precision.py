@@ -142,7 +142,7 @@ class LearnedPrecision:
     def penalty(self) -> Tensor:
         """To be added to the loss of the task; 0 outside of the phase 'bits'."""
         if self.phase != "bits":
-            return torch.zeros((), device="cpu")
+            return torch.zeros((), dtype=torch.float32, device="cpu")
         # It rises: a weak penalty moves those layers only whose bits the task hardly misses; the others come later.
         rise = (self._done - self._ends[0] + 1) / (self._ends[1] - self._ends[0])
         return self.strength * rise * (self.cost() / self.target - 1).clamp_min(0)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import pyquant
 from pyquant import numerics
 from pyquant.core.patches import Patches
-from pyquant.core.presets import W4A8, W8A8, W8A8Dynamic
+from pyquant.core.presets import FP16, W4A8, W4A16, W8A8, W8A16, W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, SchemeError
@@ -463,3 +463,15 @@ def test_it_compiles_without_graph_breaks() -> None:
 def test_integer_schemes_are_all_covered() -> None:
     assert len(INTEGER) >= 12
     assert pyquant.QConv2d is QConv2d
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("scheme", [W8A16(), W4A16(group_size=None), FP16(), W8A8Dynamic()], ids=str)
+def test_derivatives_of_transforms_are_those_of_backward(scheme: QScheme, groups: int) -> None:
+    layer = QConv2d.from_float(conv(11, 8, 4, kernel_size=3, groups=groups), scheme, activation="relu")
+    x = torch.randn(2, 8, 5, 5)
+    own = x.clone().requires_grad_()
+    layer(own).sum().backward()
+    for found in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+        got = found(lambda t: layer(t).sum())(x)
+        torch.testing.assert_close(got, own.grad, rtol=1e-4, atol=1e-2)

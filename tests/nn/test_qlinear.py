@@ -11,10 +11,12 @@ import torch
 from qlayers import ALL, CODES_OUT, FLOAT, INTEGER, layer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import pyquant
 from pyquant.core.presets import W8A8, W4A8Dynamic, W8A8Dynamic
 from pyquant.core.qtensor import QTensor
+from pyquant.errors import NonFiniteError
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.weights import quantise_weight
 
@@ -333,3 +335,31 @@ def test_deepcopy_is_independent() -> None:
     twin.bias = torch.zeros(24)
     assert not torch.equal(twin(x), before)
     accept.t1(q(x), before)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "scheme", ["W4A16(group_size=32)", "W8A16", "FP16", "W8A8Dynamic", "W4A8Dynamic(group_size=32)"]
+)
+def test_gradients_under_checkpointing(scheme: str, reentrant: bool) -> None:
+    """Saved tensors can be asked for once there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+    pyquant.quantize_(model, scheme, check_speed=False)
+    grads = []
+    for through in (model, lambda x: checkpoint(model, x, use_reentrant=reentrant)):
+        x = torch.linspace(-2, 2, 3 * 64).reshape(3, 64).requires_grad_()
+        through(x).square().sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def test_16_bit_weights_that_the_type_does_not_hold_are_refused() -> None:
+    for dtype, value in ((torch.float32, 1e5), (torch.bfloat16, -1e5), (torch.float32, torch.nan)):
+        linear = nn.Linear(8, 4).to(dtype)
+        with torch.no_grad():
+            linear.weight[2, 5] = value
+        with pytest.raises(NonFiniteError, match=r"at \[2, 5\]; allowed: .*65504; FP16\('bfloat16'\)"):
+            QLinear.from_float(linear, pyquant.FP16())
+        if value == value:
+            assert QLinear.from_float(linear, pyquant.FP16("bfloat16"))(torch.ones(1, 8)).isfinite().all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyquant import W4A16, ArgumentError, W4A4Dynamic, W8A8Dynamic
+from pyquant import W4A16, ArgumentError, NonFiniteError, W4A4Dynamic, W8A8Dynamic
 from pyquant.ptq.improve import replay
 from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.simulate.insert import convert_, insert_fake_quantize_
@@ -110,3 +110,14 @@ def test_on_an_error_the_model_is_as_before(monkeypatch) -> None:
         bias_correction_(model, data(), 3)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert model.training
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_batch_that_is_not_finite_is_refused(bad: float) -> None:
+    model = insert_fake_quantize_(model_of(), W8A8Dynamic())
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    batches = data()
+    batches[1][0, 3] = bad
+    with pytest.raises(NonFiniteError, match="batches under which outputs of 0 are NaN or infinite"):
+        bias_correction_(model, batches, 3)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())

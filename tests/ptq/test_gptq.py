@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from pyquant import (
 from pyquant.nn.weights import quantise_weight
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.gptq_codes import column_codes
+from pyquant.ptq.improve.learned_rounding import learn_rounding_
 from pyquant.ptq.improve.moments import Moments, bias_shift, targets
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 
@@ -299,3 +301,18 @@ def test_wrong_arguments_are_named(change, message) -> None:
     arguments = {"model": insert_fake_quantize_(small_model(), W4A16(group_size=None)), "num_batches": 4} | change
     with pytest.raises(Exception, match=message):
         gptq_(arguments.pop("model"), data(4), **arguments)
+
+
+@pytest.mark.parametrize("improve", [gptq_, learn_rounding_])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_batch_to_judge_by_that_is_not_finite_is_refused(improve: Any, bad: float) -> None:
+    """It says of no codes that they are better: nothing would be kept, without a word."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    batches = [torch.randn(16, 32) for _ in range(16)]
+    batches[15][3, 5] = bad
+    insert_fake_quantize_(model, W4A8Dynamic(32))
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(NonFiniteError, match="batches to judge by under which the model's error is"):
+        improve(model, batches, 16)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())

@@ -62,9 +62,9 @@ def search(side: Tails, largest: Tensor, codes: int) -> Tensor:
         counts, beyond = linear_counts(side, limit, bins)
         divergence = divergences(counts, beyond, codes)
         i = bins - divergence.flip(-1).argmin(-1, keepdim=True)
-        best = torch.where(active & divergence.isfinite().any(-1, keepdim=True), limit * (i / bins), best)
+        best = torch.where(active & divergence.isfinite().any(-1, keepdim=True), limit * i / bins, best)
         active = active & (i < ZOOM_BELOW * bins)
-        halvings = torch.floor(torch.log2(2 * ZOOM_BELOW * bins / i))
+        halvings = torch.floor(torch.log2(2 * ZOOM_BELOW * bins / i.double()))
         if not bool(active.any()):
             break
         limit = torch.where(active, limit * torch.exp2(-halvings), limit)

@@ -109,7 +109,7 @@ class Layouts:
 
     def _placed(self, y: Tensor, placement: Placement, shape: Sequence[int]) -> DTensor:
         whole = torch.Size(shape)
-        strides = torch.empty(whole, device="meta").stride()
+        strides = torch.empty(whole, dtype=torch.float32, device="meta").stride()
         return DTensor.from_local(y, self.mesh, [placement], run_check=False, shape=whole, stride=strides)
 
 

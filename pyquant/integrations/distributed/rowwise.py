@@ -229,7 +229,7 @@ class RowwiseQLinear(SharedQLinear):
         if zero_point is not None and zero_point.shape != lead:
             zero_point = zero_point.reshape(()).expand(lead)
         if not (is_exact and per_token):  # scales that follow later, or are none of the accumulators'
-            x_scale = torch.ones(lead, device=data.device)
+            x_scale = torch.ones(lead, dtype=torch.float32, device=data.device)
         of = torch.int32 if is_exact else torch.float32
         return cast(Tensor, _qlinear(data, packed, None, self._spec, of, x_scale, zero_point))
 

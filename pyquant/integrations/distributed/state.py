@@ -52,7 +52,7 @@ class Share(LinearState):
     def _placed(self, name: str, tensor: Tensor) -> DTensor:
         """A tensor of the state as what it is of the whole."""
         shape = self._whole_shapes.get(name, tuple(tensor.shape))  # what was added since is the same everywhere
-        strides = torch.empty(shape, device="meta").stride()
+        strides = torch.empty(shape, dtype=torch.float32, device="meta").stride()
         where = [placement_of(self._placements, name)]
         plain = tensor.as_subclass(Tensor)
         return DTensor.from_local(

@@ -93,7 +93,7 @@ def layer_names_in_files(model: Any, layers: Iterable[str]) -> dict[str, str]:
     """{layer: name in files} of the layers that transformers calls otherwise in what it saves of such a model."""
     found = {}
     for layer in layers:
-        (key,) = revert_weight_conversion(model, {f"{layer}.weight": torch.empty(0, device="cpu")})
+        (key,) = revert_weight_conversion(model, {f"{layer}.weight": torch.empty(0, dtype=torch.float32, device="cpu")})
         if key != f"{layer}.weight":
             found[layer] = key.removesuffix(".weight")
     return found

@@ -127,7 +127,8 @@ def example_of(model: Any) -> dict[str, Any]:
     """
     generator, main = torch.Generator().manual_seed(0), str(getattr(model, "main_input_name", ""))
     home = next(
-        (t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0, device="cpu")
+        (t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()),
+        torch.empty(0, dtype=torch.float32, device="cpu"),
     )
 
     def ids(length: int) -> torch.Tensor:
@@ -135,7 +136,9 @@ def example_of(model: Any) -> dict[str, Any]:
         return torch.randint(vocabulary, (_EXAMPLES, length), generator=generator, device="cpu").to(home.device)
 
     def real(*shape: int) -> torch.Tensor:
-        return torch.randn(_EXAMPLES, *shape, generator=generator, device="cpu").to(home.device, home.dtype)
+        return torch.randn(_EXAMPLES, *shape, generator=generator, dtype=torch.float32, device="cpu").to(
+            home.device, home.dtype
+        )
 
     frames = _setting(model.config, "max_source_positions") or 16
     sizes: dict[str, Callable[[], torch.Tensor]] = {

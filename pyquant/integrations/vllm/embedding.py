@@ -40,7 +40,8 @@ class PyquantEmbeddingMethod(QuantizeMethodBase):  # type: ignore[misc]
         loader, rows = extra_weight_attrs["weight_loader"], sum(output_partition_sizes)
         codes = torch.zeros(rows, input_size_per_partition, dtype=torch.int8)
         weight = ModelWeightParameter(data=codes, weight_loader=loader, input_dim=1, output_dim=0)
-        unset = torch.full((rows, 1), float("nan"))  # scales that no file has filled are refused after loading
+        # Scales that no file has filled are refused after loading.
+        unset = torch.full((rows, 1), float("nan"), dtype=torch.float32)
         scale = ChannelQuantScaleParameter(data=unset, weight_loader=loader, output_dim=0)
         layer.register_parameter("weight", weight)
         layer.register_parameter("weight_scale", scale)

@@ -14,7 +14,7 @@ from pyquant.calibrate.run import evaluating, inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.core.patches import Patches
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.mixed_precision.choices.watch import hooked
 from pyquant.mixed_precision.loss.scorers.layers import rounded_input
 from pyquant.nn.flow import first_given, first_tensor
@@ -274,6 +274,9 @@ class _Sums:
             self.bins[at] += torch.bincount(torch.bucketize(numbers, self.bins[0]), minlength=BINS)
 
     def row(self, layer: str, tensor: str, scheme: QScheme | None) -> TensorError:
+        if math.isnan(self.square) or math.isinf(self.signal):
+            of = f"{tensor} of {layer}" if layer else tensor
+            raise NonFiniteError("data", f"batches under which {of} is NaN or infinite", "finite ones")
         n = max(self.count, 1)
         ratio = self.signal / self.square if self.square else math.inf
         norms = math.sqrt(self.own * self.signal)

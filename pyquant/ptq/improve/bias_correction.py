@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.stage import Stage
@@ -87,13 +87,13 @@ class BiasCorrection:
     settings: Final = "bias correction"
 
     def look(self, stage: Stage) -> dict[str, _Outputs]:
-        return {name: _means(stage.floats, stage.layers[name], calls) for name, calls in stage.calls.items()}
+        return {name: _means(stage.floats, name, stage.layers[name], calls) for name, calls in stage.calls.items()}
 
     def improve(self, stage: Stage, seen: dict[str, _Outputs]) -> dict[str, float]:
         corrections: dict[str, float] = {}
         for name, calls in stage.calls.items():
             layer, floats = stage.layers[name], seen[name]
-            rounded = _means(stage.rounded, layer, calls)
+            rounded = _means(stage.rounded, name, layer, calls)
             if not floats.rows or not rounded.rows:  # an expert that one of the models does not reach
                 corrections[name] = 0.0
                 continue
@@ -110,7 +110,7 @@ class BiasCorrection:
         return float(value)
 
 
-def _means(replay: Replay, layer: Layer, calls: int) -> _Outputs:
+def _means(replay: Replay, name: str, layer: Layer, calls: int) -> _Outputs:
     channels = layer.weight.shape[0]
     total = torch.zeros(channels, dtype=torch.float64, device=layer.weight.device)
     squares, rows = 0.0, 0
@@ -126,4 +126,6 @@ def _means(replay: Replay, layer: Layer, calls: int) -> _Outputs:
         replay.watch(layer, calls, see, 0, len(replay.batches))
     finally:
         layer.output_fake_quant = output_fake_quant
+    if not bool(total.isfinite().all()):
+        raise NonFiniteError("data", f"batches under which outputs of {name} are NaN or infinite", "finite ones")
     return _Outputs(total / max(rows, 1), (squares / max(rows * channels, 1)) ** 0.5, rows)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from torch.nn import functional as F
 
 from pyquant.core import arguments
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.ptq.improve.replay import Replay, tensors_of
 
 ErrorFunction = Callable[[Any, Any], float]
@@ -64,6 +65,17 @@ def mean_error(replay: Replay, floats: Sequence[Any], first: int, error: ErrorFu
     """The mean error of the batches from `first` on; floats: the float outputs, of those batches or of all."""
     wanted = floats[len(floats) - (len(replay.batches) - first) :]
     return sum(error(out, replay.run(replay.batches[first + i])) for i, out in enumerate(wanted)) / len(wanted)
+
+
+def finite(error: float) -> float:
+    """The error before anything is improved: against another number nothing would be an improvement.
+
+    Raises NonFiniteError for one that is not finite.
+    """
+    if not math.isfinite(error):
+        what = f"batches to judge by under which the model's error is {error}"
+        raise NonFiniteError("data", what, "finite inputs, under which the model's outputs are finite")
+    return error
 
 
 def _both(floats: Any, output: Any) -> float:

@@ -17,7 +17,7 @@ from pyquant.nn.weights import dequantise_weight
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage
-from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of, mean_error, relative_mse
+from pyquant.ptq.improve.errors import ErrorFunction, error_function, finite, held_out_of, mean_error, relative_mse
 from pyquant.ptq.improve.gptq_codes import codes_by
 from pyquant.ptq.improve.matrix import Layer, matrix_of, simulated_layers, weight_from
 from pyquant.ptq.improve.moments import Moments, bias_shift, moments_of, targets
@@ -154,7 +154,7 @@ class _Gptq:
     def improve(self, stage: Stage, looked: _Seen) -> dict[str, GptqLayer]:
         results: dict[str, GptqLayer] = {}
         seen = looked.outputs
-        before = self._error(stage, seen)
+        before = finite(self._error(stage, seen))
         moments, same = None, list[str]()
         for name in stage.calls:
             layer = stage.layers[name]

@@ -16,7 +16,7 @@ from pyquant.nn.swap import undone_on_error
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage
-from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of, mean_error, relative_mse
+from pyquant.ptq.improve.errors import ErrorFunction, error_function, finite, held_out_of, mean_error, relative_mse
 from pyquant.ptq.improve.matrix import Layer, matrix_of, simulated_layers, weight_from
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, tensors_of
 from pyquant.simulate.fake_quantize import FakeQuantize
@@ -132,7 +132,7 @@ class _LearnedRounding:
 
     def improve(self, stage: Stage, seen: list[Any]) -> dict[str, LearnedRounding]:
         measure = relative_mse if stage.is_block else self.measure
-        before = mean_error(stage.rounded, seen, self.split, measure)
+        before = finite(mean_error(stage.rounded, seen, self.split, measure))
         old = [LayerState.of(layer) for layer in stage.layers.values()]
         with undone_on_error([state.put_back for state in old]):
             moves = {name: _Moves(layer, float_parameters(layer)[0]) for name, layer in stage.layers.items()}
@@ -165,7 +165,10 @@ class _LearnedRounding:
                     tensors_of(seen[i]), tensors_of(stage.rounded.forward(stage.rounded.batches[i])), strict=True
                 )
                 loss = (
-                    sum(((b.float() - a.float()).square().sum() for a, b in pairs), torch.zeros((), device="cpu"))
+                    sum(
+                        ((b.float() - a.float()).square().sum() for a, b in pairs),
+                        torch.zeros((), dtype=torch.float32, device="cpu"),
+                    )
                     / scale
                 )
             if not bool(loss.detach().isfinite()):
@@ -207,7 +210,9 @@ class _Moves(FakeQuantize):
         n, k = matrix.shape
         self._step = _spread(scale, n, k)
         self._zero = (
-            torch.zeros((), device=matrix.device) if self.zero_point is None else _spread(self.zero_point, n, k).float()
+            torch.zeros((), dtype=torch.float32, device=matrix.device)
+            if self.zero_point is None
+            else _spread(self.zero_point, n, k).float()
         )
         self._real = matrix.float() / self._step + self._zero
         # codes that an improver has chosen are where it begins

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pyquant
 from pyquant import error_report
-from pyquant.errors import ArgumentError, CalibrationError
+from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
 from pyquant.report.error import error_table, write_errors
 from pyquant.report.records.record import load_record
 
@@ -193,3 +193,21 @@ def test_wrong_arguments() -> None:
             call()
     with pytest.raises(CalibrationError, match="the data had 3"):
         error_report(model, floats, batches(), 4)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_data_that_are_not_finite_are_refused(bad: float) -> None:
+    """They were reported as perfect: nothing differs where nothing compares."""
+    floats, data = net(), batches()
+    data[1][0, 0, 0, 0] = bad
+    model = pyquant.quantize_(copy.deepcopy(floats), "W8A8Dynamic", check_speed=False)
+    with pytest.raises(NonFiniteError, match="batches under which input of 0 is NaN or infinite"):
+        error_report(model, floats, data, num_batches=3)
+
+
+def test_a_model_that_gives_infinities_is_as_wrong_as_can_be() -> None:
+    floats = net()
+    model = pyquant.quantize_(copy.deepcopy(floats), "W8A8Dynamic", check_speed=False)
+    model[5].register_forward_hook(lambda module, args, y: torch.full_like(y, torch.inf))
+    row = error_report(model, floats, batches(), num_batches=3).rows[-1]
+    assert (row.sqnr_db, row.mse) == (-math.inf, math.inf)

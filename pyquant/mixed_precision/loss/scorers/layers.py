@@ -77,7 +77,7 @@ def rounded_input(quantised: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """(the input as the integer layer reads it, its code step, which broadcasts to it); steps of 0: it stays float."""
     scheme = quantised.scheme.inputs
     if scheme is None:
-        return x, torch.zeros((), device=x.device)
+        return x, torch.zeros((), dtype=torch.float32, device=x.device)
     group = scheme.group_size or 0
     if not scheme.dynamic:
         zero = None if scheme.symmetric else quantised.input_zero_point.reshape(1)

@@ -64,7 +64,7 @@ class Noise(Scorer):
 
 def _uniform(shape: Any, step: Tensor, generator: torch.Generator) -> Tensor:
     """Uniform in [-step / 2, step / 2)."""
-    return (torch.rand(shape, generator=generator, device=step.device) - 0.5) * step
+    return (torch.rand(shape, generator=generator, dtype=torch.float32, device=step.device) - 0.5) * step
 
 
 def _noisy_weight(layer: Any, quantised: Any, generator: torch.Generator) -> Tensor:
