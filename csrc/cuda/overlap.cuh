@@ -12,8 +12,8 @@ __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
-// 0, after the wait. Where operands are read through the cache for constants, whose loads the compiler may move over the
-// wait, addresses that depend on this keep them behind it.
+// 0, after the wait. Where operands are read through the cache for constants, whose loads the compiler may move over
+// the wait, addresses that depend on this keep them behind it.
 __device__ __forceinline__ int zero_after_predecessor() {
   int zero;
   wait_for_predecessor();
