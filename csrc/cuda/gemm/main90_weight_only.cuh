@@ -13,45 +13,41 @@
 
 namespace pyquant::cuda {
 
-template <class Math_, int Tokens>
-struct WeightOnlyTiles90 : WeightOnlyCopies90<Math_, Tokens, 128, 64, 1> {
-  using Copies = WeightOnlyCopies90<Math_, Tokens, 128, 64, 1>;
+template <class Math, int Tokens>
+using WidenedCopies90 = WeightOnlyCopies90<Math, Tokens, 128, 64, 1>;
+
+// Steps of widened weights. Beyond 64 tokens registers allow a second product no more, nor as many warps that widen: no
+// step waits for them then.
+constexpr int widened_steps90(int tokens) { return tokens <= 64 ? 4 : 2; }
+constexpr int kWidenedBytes90 = 128 * 128 * 2;  // of one
+
+template <class Math, int Tokens>
+struct WeightOnlyTiles90 : WeightOnlyBuffers90<WidenedCopies90<Math, Tokens>,
+                                               stages_weight_only90(WidenedCopies90<Math, Tokens>::kTransactionBytes,
+                                                                    widened_steps90(Tokens) * kWidenedBytes90)> {
+  using Copies = WidenedCopies90<Math, Tokens>;
   using typename Copies::X;
-  // Beyond 64 tokens registers allow a second product no more, nor as many warps that widen: no step waits for them
-  // then.
   static constexpr bool kTwoProducts = Tokens <= 64;
   static constexpr int kWideners = kTwoProducts ? 2 : 1;
-  static constexpr int kReady = kTwoProducts ? 4 : 2;  // steps of widened weights
-  static constexpr int kReadyBytes = Copies::kChannels * Copies::kDepth * 2;
+  static constexpr int kReady = widened_steps90(Tokens), kReadyBytes = kWidenedBytes90;
   static_assert(kReady % kWideners == 0, "a buffer is always the same warpgroup's");
-  static constexpr int kStages = stages_weight_only90(Copies::kTransactionBytes, kReady* kReadyBytes);
   // Of an odd number of stages each widening warpgroup takes every one. A barrier tells only two phases apart: who
   // missed one would take the phase before it for its own, so both wait for every step, and none is overwritten before.
-  static constexpr bool kAllSee = kStages % kWideners != 0;
-  using LayoutX = typename Copies::template BuffersX<kStages>;
-  using LayoutW = typename Copies::template BuffersW<kStages>;
+  static constexpr bool kAllSee = WeightOnlyTiles90::kStages % kWideners != 0;
   using LayoutReady = decltype(cute::tile_to_shape(
       cute::GMMA::Layout_K_SW128_Atom<X>{},
       cute::make_shape(cute::Int<Copies::kChannels>{}, cute::Int<Copies::kDepth>{}, cute::Int<kReady>{})));
-  using Pipeline = cutlass::PipelineTmaAsync<kStages>;
-  using State = cutlass::PipelineState<kStages>;
   using Ready = cutlass::PipelineAsync<kReady>;
   using ReadyState = cutlass::PipelineState<kReady>;
 
   struct TensorStorage : cute::aligned_struct<1024, cute::_0> {
-    cute::array_aligned<X, cute::cosize_v<LayoutX>, 1024> x;
+    cute::array_aligned<X, cute::cosize_v<typename WeightOnlyTiles90::LayoutX>, 1024> x;
     cute::array_aligned<X, cute::cosize_v<LayoutReady>, 1024> ready;
-    cute::array_aligned<uint8_t, cute::cosize_v<LayoutW>, 1024> w;
+    cute::array_aligned<uint8_t, cute::cosize_v<typename WeightOnlyTiles90::LayoutW>, 1024> w;
   };
 
-  CUTLASS_DEVICE static auto shared_x(TensorStorage& storage) {
-    return cute::make_tensor(cute::make_smem_ptr(storage.x.data()), LayoutX{});
-  }
   CUTLASS_DEVICE static auto shared_ready(TensorStorage& storage) {
     return cute::make_tensor(cute::make_smem_ptr(storage.ready.data()), LayoutReady{});
-  }
-  CUTLASS_DEVICE static auto shared_w(TensorStorage& storage) {
-    return cute::make_tensor(cute::make_smem_ptr(storage.w.data()), LayoutW{});
   }
 };
 

@@ -13,35 +13,27 @@
 
 namespace pyquant::cuda {
 
-template <class Math_, int Tokens, int Cluster>
-struct RegisterTiles90 : WeightOnlyCopies90<Math_, Tokens, 256, 128, Cluster> {
-  static_assert(is_packed(Math_::kW), "a lane exchanges nibbles");
-  using Copies = WeightOnlyCopies90<Math_, Tokens, 256, 128, Cluster>;
-  using typename Copies::X;
+template <class Math, int Tokens, int Cluster>
+using RegisterCopies90 = WeightOnlyCopies90<Math, Tokens, 256, 128, Cluster>;
+
+template <class Math, int Tokens, int Cluster>
+struct RegisterTiles90
+    : WeightOnlyBuffers90<RegisterCopies90<Math, Tokens, Cluster>,
+                          stages_weight_only90(RegisterCopies90<Math, Tokens, Cluster>::kTransactionBytes, 0)> {
+  static_assert(is_packed(Math::kW), "a lane exchanges nibbles");
+  using Copies = RegisterCopies90<Math, Tokens, Cluster>;
   // Beyond 64 tokens registers allow no fragments of more than 64 codes, beyond 96 no second product.
   static constexpr bool kTwoProducts = Tokens <= 96;
   static constexpr int kCodes = Tokens <= 64 ? 128 : 64;  // of a fragment, at most
   static constexpr int kWideners = 0;
-  static constexpr int kStages = stages_weight_only90(Copies::kTransactionBytes, 0);
-  using LayoutX = typename Copies::template BuffersX<kStages>;
-  using LayoutW = typename Copies::template BuffersW<kStages>;
-  using Pipeline = cutlass::PipelineTmaAsync<kStages>;
-  using State = cutlass::PipelineState<kStages>;
   // Each warp says for itself to each block of the cluster that it has read a buffer: what a warpgroup's products wait
   // for orders no other warp's reads. The pipeline counts warpgroups where there are clusters.
   static constexpr int kConsumers = Cluster == 1 ? 8 : 8 * 128;
 
   struct TensorStorage : cute::aligned_struct<1024, cute::_0> {
-    cute::array_aligned<X, cute::cosize_v<LayoutX>, 1024> x;
-    cute::array_aligned<uint8_t, cute::cosize_v<LayoutW>, 1024> w;
+    cute::array_aligned<typename Copies::X, cute::cosize_v<typename RegisterTiles90::LayoutX>, 1024> x;
+    cute::array_aligned<uint8_t, cute::cosize_v<typename RegisterTiles90::LayoutW>, 1024> w;
   };
-
-  CUTLASS_DEVICE static auto shared_x(TensorStorage& storage) {
-    return cute::make_tensor(cute::make_smem_ptr(storage.x.data()), LayoutX{});
-  }
-  CUTLASS_DEVICE static auto shared_w(TensorStorage& storage) {
-    return cute::make_tensor(cute::make_smem_ptr(storage.w.data()), LayoutW{});
-  }
 };
 
 // One of two warpgroups, for 64 channels.

@@ -76,6 +76,26 @@ struct WeightOnlyCopies90 {
   }
 };
 
+// The same with `Stages` buffers of each operand.
+template <class Copies, int Stages>
+struct WeightOnlyBuffers90 : Copies {
+  static constexpr int kStages = Stages;
+  using LayoutX = typename Copies::template BuffersX<Stages>;
+  using LayoutW = typename Copies::template BuffersW<Stages>;
+  using Pipeline = cutlass::PipelineTmaAsync<Stages>;
+  using State = cutlass::PipelineState<Stages>;
+
+  // storage: with members `x` and `w`.
+  template <class Storage>
+  CUTLASS_DEVICE static auto shared_x(Storage& storage) {
+    return cute::make_tensor(cute::make_smem_ptr(storage.x.data()), LayoutX{});
+  }
+  template <class Storage>
+  CUTLASS_DEVICE static auto shared_w(Storage& storage) {
+    return cute::make_tensor(cute::make_smem_ptr(storage.w.data()), LayoutW{});
+  }
+};
+
 template <class Tiles>
 struct WeightOnlyParams90 {
   typename Tiles::TmaX tma_x;
