@@ -59,11 +59,15 @@ class Holder:
 def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Holder]:
     """Modules that hold matrices, in the order of named_modules; a tensor that several modules hold appears once.
 
-    known  classes to leave out: layers with a quantised twin, and the twins.
+    known  classes to leave out: layers with a quantised twin, and the twins. The learned scales of simulating layers
+           are no matrices either.
     """
+    scales = {
+        id(fake) for m in model.modules() if hasattr(m, "fake_quantizers") for fake in m.fake_quantizers().values()
+    }
     seen = {id(p) for m in model.modules() if isinstance(m, known) for p in m._parameters.values() if p is not None}
     for name, module in model.named_modules():
-        if isinstance(module, (*known, *_ELEMENTWISE)):
+        if isinstance(module, (*known, *_ELEMENTWISE)) or id(module) in scales:
             continue
         matrices = {n: p for n, p in module._parameters.items() if is_matrix(p) and id(p) not in seen}
         seen |= {id(p) for p in matrices.values()}

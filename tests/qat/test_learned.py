@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from qat_models import SCHEMES, calibrate, draw, linear, mlp, prepared, train
 from torch import Tensor, nn
 
-from pyquant import ArgumentError, convert_
+from pyquant import ArgumentError, QuantizationWarning, convert_, prepare_qat_, quantization_report
 from pyquant.core.presets import W4A4, W4A8, W8A8, W8A8Dynamic
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.qat.learned import FLOOR, LearnedFakeQuantize
@@ -40,6 +41,17 @@ def lsq(x: Tensor, scale: Tensor, zero: Tensor, scheme: TensorScheme, grad: Tens
     slope = torch.where(inside, r - v, torch.where(r < low, low.expand_as(r), high.expand_as(r)))
     factor = 1 / math.sqrt(rows.shape[1] * qmax)
     return (g * inside).reshape(x.shape), (g * slope).sum(1).reshape(scale.shape) * factor
+
+
+def test_learned_scales_are_no_matrices_of_the_users() -> None:
+    """Those of groups have two dimensions."""
+    model = mlp()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", QuantizationWarning)
+        prepare_qat_(model, W4A8(8), learn_amax=["*.weight"])
+    assert [record.name for record in quantization_report(model)] == ["0", "2"]
+    model.append(nn.Bilinear(4, 4, 4))
+    assert [record.kind for record in quantization_report(model)][2:] == ["Bilinear"]
 
 
 @pytest.mark.parametrize("name", TENSORS)
