@@ -223,6 +223,25 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         pyquant.load_pretrained(tmp_path, Net, manifest_sha256="0" * 64)
 
 
+def test_a_simulating_model_is_to_be_converted_first(tmp_path: Path) -> None:
+    """Its file would hold floats, or ranges that no float layer takes."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    for model, names in (
+        (pyquant.prepare_qat_(build(), W8A8Dynamic()), "2 layers: '0', '2'"),
+        (pyquant.insert_fake_quantize_(build(), {"0": W4A8Dynamic(16), "2": None}), "1 layer: '0'"),
+    ):
+        with pytest.raises(pyquant.ArgumentError, match=rf"simulates its quantised layers \({names}\).*convert_"):
+            pyquant.save_pretrained(model, tmp_path / "it")
+        assert not (tmp_path / "it").exists()
+        model.load_state_dict(copy.deepcopy(model.state_dict()))  # which resumes training
+        pyquant.save_pretrained(pyquant.convert_(model), tmp_path / "it")
+        same_state(pyquant.load_pretrained(tmp_path / "it", build), model)
+        (tmp_path / "it").rename(tmp_path / names[0])
+
+
 def test_a_failure_while_loading_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pyquant.io.pretrained import load as pretrained
     from pyquant.nn import swap

@@ -115,7 +115,10 @@ def fates_in(
         raise refusals.no_layers(model)
     check_keys(rules, model, sites)
     kept = kept_layers(model, heads=heads is True)
-    fates = [fate_of(site, said_by(rules, site, filter_fn), on_indivisible, "is_final", kept) for site in sites]
+    said = [said_by(rules, site, filter_fn) for site in sites]
+    meant = [site.module for site, what in zip(sites, said, strict=True) if what.layer is not None]
+    refusals.check_not_simulating(model, meant)
+    fates = [fate_of(site, what, on_indivisible, "is_final", kept) for site, what in zip(sites, said, strict=True)]
     return rules, fates
 
 

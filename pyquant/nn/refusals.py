@@ -50,6 +50,19 @@ def already_quantised(model: nn.Module) -> ArgumentError:
     return ArgumentError("model", got, "a float model; for another scheme start from that, or call dequantize_ first")
 
 
+def check_not_simulating(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> None:
+    """Raise ArgumentError where some of the layers (None: any in the model) simulate what they are to become. They are
+    float layers with a forward of their own, which would be left, or saved, as such without a word."""
+    asked = None if layers is None else {id(layer) for layer in layers}
+    modules = [(n, m) for n, m in model.named_modules() if asked is None or id(m) in asked]
+    names = [name for name, module in modules if hasattr(module, "fake_quantizers")]
+    if names:
+        count = "1 layer" if len(names) == 1 else f"{len(names)} layers"
+        shown = listed([repr(name) for name in names])
+        got = f"a {type(model).__name__} that simulates its quantised layers ({count}: {shown})"
+        raise ArgumentError("model", got, "no fake quantisation: call convert_ first, or remove_fake_quantize_")
+
+
 def check_not_double(model: nn.Module, layers: Iterable[nn.Module]) -> None:
     """Raise ArgumentError where float64 keeps every one of the layers that were to be quantised as it is."""
     double = [layer for layer in layers if getattr(layer, "weight", None) is not None]

@@ -95,7 +95,8 @@ def quantize_(
     One QuantizationWarning names them with their share of the bytes where they are 1 % or more and were not excluded.
 
     Raises ArgumentError or SchemeError naming the layer: keys that match nothing, layers named exactly that cannot be
-    converted, lazy layers, a missing or unused input scale; CalibrationError naming layers that saw no data.
+    converted, layers that simulate already (prepare_qat_), which are for convert_, lazy layers, a missing or unused
+    input scale; CalibrationError naming layers that saw no data.
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic

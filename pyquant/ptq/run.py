@@ -16,6 +16,7 @@ from pyquant.nn.convert import Prepare, integer_twin
 from pyquant.nn.fates import Fate, twins_of
 from pyquant.nn.fuse import fuse_
 from pyquant.nn.link import link_
+from pyquant.nn.refusals import check_not_simulating
 from pyquant.nn.speed import warn_of_speed
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
@@ -108,7 +109,7 @@ def quantize_recipe_(
     ->       the model. With `chains: auto` activations have moved into the kernels (fuse_) and calibrated neighbours
              hand over codes (link_), with pairs these alone; it must be in evaluation mode then. Transactional: on any
              exception it is as before.
-    Raises ArgumentError where static tensors have neither data nor ranges.
+    Raises ArgumentError where static tensors have neither data nor ranges, and for a model that simulates already.
 
     Example:
         >>> type(quantize_recipe_(nn.Sequential(nn.Linear(4, 2)), {"default": "W8A8Dynamic"})[0]).__name__
@@ -125,6 +126,7 @@ def quantize_recipe_(
     names, count = asked or check_names(recipe.improve, data), recipe.calib_params.num_calib_batches
     to_inputs = options.get("batch_to_inputs")
     arguments.module("model", model)
+    check_not_simulating(model)  # ranges that were trained would be found anew
     # fuse_ and convert_ are steps of their own, taken back here
     undo: list[Undo] = [partial(module._modules.update, dict(module._modules)) for module in model.modules()]
     with undone_on_error(undo):

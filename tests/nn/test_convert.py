@@ -166,6 +166,32 @@ def test_a_quantised_model_is_told_from_one_without_layers() -> None:
             pyquant.quantize_(empty, W8A8Dynamic())
 
 
+@pytest.mark.parametrize("put_in", [pyquant.prepare_qat_, pyquant.insert_fake_quantize_])
+@pytest.mark.parametrize("data", [None, [torch.randn(4, 8)]])
+def test_a_simulating_model_is_told_to_be_converted(put_in: Callable[..., nn.Module], data: Any) -> None:
+    model = put_in(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), W8A8Dynamic())
+    before = fingerprint(model)
+    told = r"simulates its quantised layers \(2 layers: '0', '2'\).*convert_.*remove_fake_quantize_"
+    for config in (W8A16(), W8A8(), FP16(), {"0": W8A16(), "2": W8A16()}):
+        with pytest.raises(pyquant.ArgumentError, match=told):
+            pyquant.quantize_(model, config, data=data)
+    with pytest.raises(pyquant.ArgumentError, match=told):
+        pyquant.quantize_recipe_(model, {"default": "W8A16"}, data)
+    assert fingerprint(model) == before
+
+
+def test_simulating_layers_that_a_config_leaves_are_in_nobodys_way() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    pyquant.prepare_qat_(model, {"0": W8A8Dynamic(), "2": None})
+    with pytest.raises(pyquant.ArgumentError, match=r"simulates.*1 layer: '0'"):
+        pyquant.quantize_(model, W8A16())
+    assert type(model[2]) is nn.Linear
+    pyquant.quantize_(model, W8A16(), filter_fn=lambda module, name: name == "2")
+    assert [type(model[i]).__name__ for i in (0, 2)] == ["FakeQuantLinear", "QLinear"]
+    pyquant.convert_(model)
+    assert [type(model[i]).__name__ for i in (0, 2)] == ["QLinear", "QLinear"]
+
+
 def test_a_model_of_float64_is_refused_and_a_part_of_it_is_left() -> None:
     for quantise in (
         lambda: pyquant.quantize_(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).double(), W8A8Dynamic()),

@@ -26,6 +26,7 @@ from pyquant.io.atomic import put_beside
 from pyquant.io.compressed_tensors import NARROW, narrow_inputs
 from pyquant.io.prepare import check_layers, check_tensors, config_of, parts_of
 from pyquant.io.pretrained.expert_files import Matrix, matrices_of
+from pyquant.nn import refusals
 from pyquant.nn.chain import QResidual
 from pyquant.nn.experts import QExperts
 from pyquant.nn.forms import exposed
@@ -73,8 +74,9 @@ def save_pretrained(
     recipe        what the model was quantised by, a pyquant.Recipe or its plain data: kept as extra['recipe'], its
                   SHA-256 as recipe_sha256 in config.json.
     ->            SHA-256 of the manifest; load_pretrained(..., manifest_sha256=...) pins it.
-    Raises ArgumentError for what cannot be saved (an uncalibrated layer, meta tensors, a state that is no tensor),
-    before anything is written; CheckpointError when writing fails. Source: docs/file_format.md.
+    Raises ArgumentError for what cannot be saved (an uncalibrated layer, one that simulates still and is for convert_,
+    meta tensors, a state that is no tensor), before anything is written; CheckpointError when writing fails. Source:
+    docs/file_format.md.
 
     Example:
         >>> import tempfile, pyquant
@@ -108,6 +110,7 @@ def write(
         raise ArgumentError(
             "extra", f"{type(extra).__name__} {extra!r}"[:120], f"a mapping without the key '{OWN_EXTRA}'"
         )
+    refusals.check_not_simulating(model)
     aliases: dict[str, str] = {}
     layers: dict[str, Callable[[], LayerRecord]] = {}
     kinds: dict[str, str] = {}
@@ -170,6 +173,7 @@ def as_compressed_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str
     """
     from pyquant.integrations import transformers
 
+    refusals.check_not_simulating(model)
     layers = dict(_quantised(model))
     strange = _strange(model, {name: _kind(layer) for name, layer in layers.items()}, True)
     experts = matrices_of(model)
