@@ -53,8 +53,7 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return Obstacle("is lazy and has no weights yet", "run one forward pass first", is_final=False)
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
-        what = "has a computed weight (parametrisation, weight norm or pruning)"
-        return Obstacle(what, f"remove it first, or {exclude}")
+        return Obstacle(_computed("weight"), f"remove it first, or {exclude}")
     for name in _CALLED:
         is_own = getattr(type(module), name, None) is not getattr(base, name, None)
         if name in module.__dict__ or (is_own and not isinstance(module, nn.Embedding)):
@@ -74,6 +73,19 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return Obstacle(f"has max_norm={module.max_norm}, which changes the weights in place", exclude)
     return None
+
+
+def computed_by_hook(module: nn.Module) -> Obstacle | None:
+    """A tensor that a hook of torch.nn.utils computes before each forward from parameters called after it (weight_orig
+    of pruning, weight_g of the older weight norm), or None."""
+    for name in ("weight", "bias"):
+        if name not in module._parameters and any(own.startswith(f"{name}_") for own in module._parameters):
+            return Obstacle(_computed(name), "remove it first (torch.nn.utils.prune.remove, remove_weight_norm)")
+    return None
+
+
+def _computed(tensor: str) -> str:
+    return f"has a computed {tensor} (parametrisation, weight norm or pruning)"
 
 
 def has_hooks(module: nn.Module) -> bool:

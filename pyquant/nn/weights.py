@@ -98,8 +98,7 @@ def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tenso
         if not scale.is_meta and not bool(scale.isfinite().all()):
             raise _not_finite(weight)
     else:
-        if not bool(weight.isfinite().all()):
-            raise _not_finite(weight)
+        check_finite(weight)
         rows_scheme = scheme if scheme.granularity != "per_tensor" else replace(scheme, granularity="per_channel")
         scale, zero_point = weight_qparams(real, rows_scheme)
         codes = ops.quantize(real, scale, zero_point, *grouped, *scheme.code_range)
@@ -107,6 +106,12 @@ def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tenso
         rows = weight.shape[0]
         codes, scale, zero_point = codes.reshape(weight.shape), scale.repeat(rows), zero_point.repeat(rows)
     return codes, scale, None if scheme.symmetric else zero_point
+
+
+def check_finite(weight: Tensor) -> None:
+    """Raise NonFiniteError naming the first place of a weight matrix where there is NaN or infinity."""
+    if not weight.is_meta and not bool(weight.isfinite().all()):
+        raise _not_finite(weight)
 
 
 def _not_finite(weight: Tensor) -> NonFiniteError:

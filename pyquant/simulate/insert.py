@@ -101,8 +101,9 @@ def convert_(model: nn.Module) -> nn.Module:
 
     model  after calibration (SelectiveQuantizer and QuantizationCalibrator) or training (prepare_qat_).
     ->     the model. Codes are those that the simulation rounded to, bit for bit; no calibration is needed.
-    Transactional. Raises ArgumentError naming the first layer whose static range was never calibrated, and for a model
-    without simulating layers.
+    Transactional. Raises ArgumentError naming the first layer whose static range was never calibrated, or that was
+    pruned since (prune.remove first), and for a model without simulating layers; NonFiniteError naming the layer and
+    the place where a weight is not finite.
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
@@ -124,9 +125,19 @@ def replace_simulating(model: nn.Module, make: Callable[[Any], nn.Module], undo:
     sites = list(find_sites(model, tuple(SIMULATED.values())))
     if not sites:
         raise ArgumentError("model", f"a {type(model).__name__} without fake quantisation", "a prepared model")
+    for site in sites:
+        check_weights_are_its_own(site)
     fates = simulating_fates(sites)
     swap_modules(model, twins_of(fates, lambda fate: make(fate.site.module)), undo=undo)
     return model
+
+
+def check_weights_are_its_own(site: Site) -> None:
+    """Raise ArgumentError for a simulating layer whose weight or bias a hook computes before each forward, as pruning
+    does: what it holds may be older than the last step, and the new layer would run the hook."""
+    obstacle = obstacles.computed_by_hook(site.module)
+    if obstacle is not None:
+        raise ArgumentError("model", f"layer '{site.names[0]}' {obstacle.reason}", obstacle.remedy)
 
 
 def simulating_fates(sites: Iterable[Site]) -> list[Fate]:

@@ -11,7 +11,7 @@ from pyquant import ops
 from pyquant.calibrate import weight_qparams
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn.weights import check_group_size
+from pyquant.nn.weights import check_finite, check_group_size
 from pyquant.simulate.fake_quantize import FakeQuantize
 
 TENSORS = ("weight", "input", "output")
@@ -62,7 +62,9 @@ class SimulatedLayer(Simulated):
 
     @torch.no_grad()
     def codes_of(self, matrix: Tensor) -> dict[str, Any]:
-        """What from_codes takes, where the weights are the matrix [N, K]: codes as in forward, calibrated ranges."""
+        """What from_codes takes, where the weights are the matrix [N, K]: codes as in forward, calibrated ranges.
+        Raises NonFiniteError: a range that is given makes a code of NaN, too, and nothing would show it."""
+        check_finite(matrix.detach())
         s, rows = self.scheme.weights, matrix.shape[0]
         scale, zero_point = self.weight_fake_quant.qparams(matrix)
         granularity = "per_group" if s.group_size else "per_channel"

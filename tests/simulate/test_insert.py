@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import pyquant
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.simulate.calibrate import calibrate_
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 from pyquant.simulate.kinds import SIMULATED, is_simulated
@@ -103,6 +104,56 @@ def test_uncalibrated_layers_are_named_and_nothing_changes(at: int) -> None:
     with pytest.raises(ArgumentError, match=f"'{at}: scale'"):
         convert_(net)
     assert all(is_simulated(net[i]) for i in (0, 2, 4))
+
+
+@pytest.mark.parametrize(
+    "scheme", ["W8A8Dynamic", "W4A8Dynamic(group_size=8)", "W4A16(group_size=8)", "W4A8TwoLevelDynamic(group_size=8)"]
+)
+@pytest.mark.parametrize("learn_amax", [False, True])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_do_not_become_codes(scheme: str, learn_amax: bool, value: float) -> None:
+    net = pyquant.prepare_qat_(model(), scheme, learn_amax=learn_amax and "TwoLevel" not in scheme)
+    with torch.no_grad():
+        net[2].weight[3, 5] = value
+    with pytest.raises(NonFiniteError, match=rf"'2: weight'.*{value} at \[3, 5\]"):
+        convert_(net)
+    assert all(is_simulated(net[i]) for i in (0, 2, 4))
+
+
+def test_convolutions_with_weights_that_are_not_finite_are_named() -> None:
+    net = insert_fake_quantize_(nn.Sequential(nn.Conv2d(2, 3, 3)), "W4A8Dynamic(group_size=None)")
+    with torch.no_grad():
+        net[0].weight[1].fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=r"'0: weight'.*nan at \[1, 0\]"):
+        convert_(net)
+
+
+@pytest.mark.parametrize("tensor", ["weight", "bias"])
+def test_a_layer_pruned_since_is_refused_until_the_pruning_is_removed(tensor: str) -> None:
+    """Its weights are computed before each forward: those that it holds may be older than the last step."""
+    net = insert_fake_quantize_(model(), pyquant.W8A8Dynamic())
+    prune.l1_unstructured(net[2], tensor, 0.5)
+    net(torch.randn(4, 24)).sum().backward()
+    for leave in (convert_, remove_fake_quantize_):
+        with pytest.raises(ArgumentError, match=rf"layer '2' has a computed {tensor}.*pruning.*prune\.remove"):
+            leave(net)
+    assert all(is_simulated(net[i]) for i in (0, 2, 4))
+    prune.remove(net[2], tensor)
+    zeros = getattr(net[2], tensor).detach() == 0
+    assert zeros.any()
+    convert_(net)
+    assert not (net[2].dequantised_weight() if tensor == "weight" else net[2].bias_)[zeros].any()
+    assert net(torch.randn(4, 24)).isfinite().all()
+
+
+def test_a_layer_parametrised_since_is_converted_with_the_weights_that_it_computes() -> None:
+    net = insert_fake_quantize_(model(), pyquant.W8A8Dynamic())
+    parametrizations.weight_norm(net[2])
+    with torch.no_grad():
+        net[2].parametrizations.weight.original0.mul_(2)
+        real = net[2].weight_fake_quant(net[2].weight)
+    convert_(net)
+    assert torch.equal(net[2].dequantised_weight(), real)
 
 
 def test_refuses_what_it_cannot_do() -> None:
