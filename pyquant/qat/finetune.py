@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from pyquant.core import arguments
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.qat.guards import check_trainable
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.recipe import OPTIMIZERS, QATRecipe
 from pyquant.recipe import QatParams, Recipe
 from pyquant.recipe.sections import rescales
 
+_LOOKS: Final = 64  # a look at all weights costs as much as reading them, so there is one in so many steps
 _AMP: Final = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -73,7 +74,9 @@ def finetune(
     range_lr  learning rate of learned ranges, as a share of `lr`.
     on_step   fn(step, loss), called with unclipped gradients in place, before the update: QATMonitor is one.
     ->        the loss of every step. The model is in training mode afterwards.
-    Raises ArgumentError for wrong arguments, an empty loader, and a loss that is not finite (naming the step).
+    Raises ArgumentError for wrong arguments, an empty loader, and a loss that is not finite (naming the step);
+    NonFiniteError naming the parameter whose gradient is not finite and the step, before its weights are changed (where
+    nothing is clipped: the parameter that is not finite, within 64 steps and at the end).
 
     Example:
         >>> from pyquant import W8A8Dynamic, prepare_qat_
@@ -109,6 +112,8 @@ def finetune(
         raise ArgumentError("model", f"a {type(model).__name__} without parameters", "a model to train")
     device = first.device.type
     groups = param_groups(model, weight_decay, range_lr)
+    names = {id(p): name for name, p in model.named_parameters()}
+    trained = {names[id(p)]: p for group in groups for p in group["params"]}
     optimizers = _optimizers(model, groups, recipe.optimizer, lr, momentum)
     scaler = torch.amp.GradScaler(device, enabled=autocast is torch.float16)
     model.train()
@@ -130,12 +135,35 @@ def finetune(
             raise ArgumentError("loss_fn", f"a loss of {losses[-1]} in step {step}", "finite losses: try a smaller lr")
         if on_step is not None:
             on_step(step, losses[-1])
+        spoilt = None
         if recipe.grad_clip:
-            nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], recipe.grad_clip)
-        for optimizer in optimizers:
+            norm = nn.utils.get_total_norm([p.grad for p in trained.values() if p.grad is not None])
+            if not _is_finite(norm):  # finite gradients may be too large for their norm, too
+                spoilt = _first_not_finite({name: p.grad for name, p in trained.items()})
+            if spoilt is not None and not scaler.is_enabled():
+                got = f"a gradient of '{spoilt}' that is not finite in step {step}"
+                allowed = "finite gradients: look for x / 0, sqrt(0) and log(0) in it, or try a smaller lr"
+                raise NonFiniteError("loss_fn", got, allowed)
+            nn.utils.clip_grads_with_norm_(trained.values(), recipe.grad_clip, norm)
+        for optimizer in optimizers if spoilt is None else ():
             scaler.step(optimizer)
         scaler.update()
+        if step % _LOOKS == _LOOKS - 1 or step == steps - 1:
+            spoilt = _first_not_finite(trained)
+            if spoilt is not None:
+                got = f"'{spoilt}', which is not finite after step {step}"
+                raise NonFiniteError("model", got, "finite weights: try a smaller lr, and clipped gradients")
     return losses
+
+
+def _first_not_finite(tensors: Mapping[str, Tensor | None]) -> str | None:
+    """The name of the first tensor that holds NaN or infinity."""
+    return next((name for name, tensor in tensors.items() if tensor is not None and not _is_finite(tensor)), None)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    found = tensor.detach().isfinite().all()
+    return bool(found.full_tensor() if hasattr(found, "full_tensor") else found)  # of a DTensor: on every process
 
 
 def _steps(steps: int | None, epochs: int, loader: Iterable[Any]) -> int:

@@ -12,7 +12,7 @@ from qat_models import calibrate, draw, linear, mlp, prepared
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pyquant import ArgumentError, QATRecipe, Recipe, convert_, finetune, prepare_qat_
+from pyquant import ArgumentError, NonFiniteError, QATRecipe, Recipe, convert_, finetune, prepare_qat_
 from pyquant.core.presets import W4A4, W8A8, W4A8Dynamic, W8A8Dynamic
 from pyquant.qat.finetune import param_groups
 
@@ -172,6 +172,48 @@ def test_what_goes_wrong_is_named() -> None:
         finetune(model, loss, batches, lr=0.1, autocast=torch.float32)
     with pytest.raises(ArgumentError, match="in step 0"):
         finetune(model, lambda m, b: m(b[0]).sum() * torch.inf, batches, lr=0.1)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_gradient_that_is_not_finite_stops_before_it_reaches_the_weights(value: float) -> None:
+    """4-bit codes of NaN are zeros: the losses stay finite."""
+    model = prepared(mlp("s"), W4A8Dynamic(16))
+
+    def bad(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        found = loss(model, batch)
+        if len(steps) == 2:
+            found.register_hook(lambda grad: grad * value)
+        steps.append(0)
+        return found
+
+    steps: list[int] = []
+    with pytest.raises(NonFiniteError, match=r"gradient of '0\.weight' .* in step 2"):
+        finetune(model, bad, data("gradient"), lr=0.05, steps=8)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("steps", "told"), [(5, "step 4"), (300, "step 127")])
+def test_weights_that_are_not_finite_are_noticed_where_nothing_is_clipped(steps: int, told: str) -> None:
+    model = prepared(mlp("s"), W4A8Dynamic(16), learn_amax=True)
+
+    def spoil(step: int, value: float) -> None:
+        if step == min(steps, 70) - 1:
+            model[0].weight.grad[1, 2] = torch.nan
+
+    recipe = QATRecipe(bits=4, grad_clip=0)
+    with pytest.raises(NonFiniteError, match=rf"'0\.weight'.*after {told}"):
+        finetune(model, loss, data("spoilt"), lr=0.01, steps=steps, recipe=recipe, on_step=spoil)
+
+
+def test_large_gradients_are_clipped_and_a_scaled_loss_may_overflow() -> None:
+    """A norm beyond float32 is no gradient that is not finite; GradScaler leaves out steps of its own accord."""
+    huge = prepared(mlp("s"), W8A8Dynamic())
+    finetune(huge, lambda m, b: loss(m, b) * 1e30, data("huge"), lr=0.05, steps=3)
+    scaled = prepared(mlp("s"), W8A8Dynamic())
+    batches = data("scaled")
+    losses = finetune(scaled, lambda m, b: loss(m, b) * 10, batches, lr=0.05, steps=30, autocast=torch.float16)
+    assert losses[-1] < losses[0]
+    assert all(p.isfinite().all() for p in [*huge.parameters(), *scaled.parameters()])
 
 
 @pytest.mark.parametrize(
