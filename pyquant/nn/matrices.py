@@ -62,9 +62,7 @@ def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Ho
     known  classes to leave out: layers with a quantised twin, and the twins. The learned scales of simulating layers
            are no matrices either.
     """
-    scales = {
-        id(fake) for m in model.modules() if hasattr(m, "fake_quantizers") for fake in m.fake_quantizers().values()
-    }
+    scales = {id(fake) for m in model.modules() for fake in getattr(m, "fake_quantizers", dict)().values()}
     seen = {id(p) for m in model.modules() if isinstance(m, known) for p in m._parameters.values() if p is not None}
     for name, module in model.named_modules():
         if isinstance(module, (*known, *_ELEMENTWISE)) or id(module) in scales:
