@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,22 @@ def test_muon_with_learned_ranges_and_a_scaled_loss(autocast: torch.dtype | None
     recipe = QATRecipe(bits=4, optimizer="muon")
     losses = finetune(model, loss, batches, lr=0.02, steps=30, autocast=autocast, recipe=recipe, range_lr=0.1)
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_step_that_overflows_for_one_optimiser_is_left_out_by_both() -> None:
+    """The norm for clipping is that of all gradients, and Muon's alone would look finite to the scaler."""
+    model = prepared(mlp("s"), W4A8Dynamic(16))
+    seen: list[list[Tensor]] = []
+    model[0].bias.register_hook(lambda grad: grad * torch.inf if len(seen) == 2 else grad)
+
+    def look(step: int, value: float) -> None:
+        seen.append([p.detach().clone() for p in model.parameters()])
+
+    recipe = QATRecipe(bits=4, optimizer="muon")
+    finetune(model, loss, data("muon"), lr=0.02, steps=6, autocast=torch.float16, recipe=recipe, on_step=look)
+    pairs = [zip(before, after) for before, after in pairwise(seen)]
+    assert [all(torch.equal(*pair) for pair in step) for step in pairs] == [False, False, True, False, False]
+    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_muon_without_a_linear_or_with_nothing_else() -> None:
