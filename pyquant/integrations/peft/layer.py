@@ -117,7 +117,11 @@ class PyquantLoraLinear(Linear):  # type: ignore[misc]
                 bias = bias + self.lora_B[name].bias.float() * self.scaling[name]
             if not (bool(wanted.isfinite().all()) and (bias is None or bool(bias.isfinite().all()))):
                 raise NonFiniteError("adapter_names", f"'{name}', which holds NaN or infinity", "finite adapters")
-        state = merging.requantised(base, own, wanted)
+        try:
+            state = merging.requantised(base, own, wanted)
+        except NonFiniteError as error:  # numbers that 16 bits do not hold
+            got = f"{names}: too large for {base.scheme} ({error.got})"
+            raise NonFiniteError("adapter_names", got, error.allowed) from None
         after = merging.real_of(base, state)
         if not bool(after.isfinite().all()):
             raise NonFiniteError("adapter_names", f"{names}: too large for {base.scheme}", "finite weights")
