@@ -36,8 +36,8 @@ def test_times_that_the_model_expects_lose_nothing() -> None:
     assert [one.scheme for one in found] == [*SCHEMES]
     assert [one.loss for one in found] == [1, 1]
     said = rows_again.text(found)
-    assert "| sm80_w4a16 " in said
-    assert {line.split("|")[3].strip() for line in said.splitlines() if "sm80_w4a16" in line} == {"1.25"}
+    assert "| sm90_w4a16 " in said
+    assert {line.split("|")[3].strip() for line in said.splitlines() if "sm90_w4a16" in line} == {"1.25"}
     assert {line.split("|")[3].strip() for line in said.splitlines() if "sm90_s8s8" in line} == {"1.00"}
 
 
