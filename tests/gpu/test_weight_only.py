@@ -147,3 +147,20 @@ def test_what_lies_behind_k_and_in_other_rows_is_not_read_into_a_sum(
     native.gemm(name, problem | {"group_size": 32}, operands, {})
     got = plain_device.get(operands["out"], 4 * 19 * 40).view(torch.float32).reshape(19, 40)
     assert torch.equal(got, run(native, plain_device, name, layer, "f32"))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_blocks_that_take_several_tiles_carry_their_buffers_on(native: Any, plain_device: Memory, name: str) -> None:
+    """More tiles than multiprocessors, of three steps: buffers and their phases go on from tile to tile."""
+    skip_unless_it_runs(name)
+    row = ROWS[name]
+    (_, channels, depth), (_, together) = row["tile"], row["cluster"]
+    tiles = native.device_info(0)["sm_count"] // together + 5
+    layer = draw(name, "bf16", 3, tiles * channels * together - 40, 3 * depth, 64, True)
+    w, x = layer.weights(), layer.x.double()
+    got = run(native, plain_device, name, layer, "f32")
+    for mode in MODES if plain_device.is_simulator else ():
+        plain_device.mode(mode)
+        assert torch.equal(run(native, plain_device, name, layer, "f32"), got), mode
+    plain_device.mode("plain")
+    accept.t3(got, x @ w.T, x.abs() @ w.abs().T, 3 * depth, layer.x @ w.bfloat16().T, c=2, what=name)
