@@ -1,7 +1,7 @@
 # The kernel table: one line an instance, the only place that lists them. From it come
 #   generated/kernels.inc    every row, compiled or not (the table is data: plan/ and the tests read it without nvcc)
 #   generated/launchers.inc  which rows have machine code in this build
-#   generated/cuda/*.cu      the instances, rewritten only when they change, PYQUANT_INSTANCES_PER_FILE to a file
+#   generated/cuda/*.cu      the instances by architecture, rewritten only when they change, PYQUANT_INSTANCES_PER_FILE each
 #
 #   pyquant_family(<family> <header> <architectures> <C++ type>)
 #     A word of PYQUANT_FAMILIES (csrc/plan/family.h), csrc/cuda/gemm/<header>.cuh, and the template that makes an
@@ -12,7 +12,7 @@
 #     set: smoke  built also with PYQUANT_KERNELS=smoke;  full;  bench  built with full, never selected, only measured.
 #
 # PYQUANT_KERNELS: full; smoke; none (only the byte-wise one); sample (smoke and a row of every second family, others for every PYQUANT_SAMPLE); or a
-# regular expression over the names of rows. A row costs 10 to 25 CPU seconds (mma.sync) or 20 to 35 (wgmma).
+# regular expression over the names of rows. A row costs 7 to 13 CPU seconds (mma.sync) or 17 to 30 (wgmma).
 # PYQUANT_ARCHS (cmake/architectures.cmake) says for which chips; a row that none of them can run is not compiled.
 macro(pyquant_kernel_table)
   pyquant_family(sm80_s8s8 sm80 80
@@ -363,7 +363,7 @@ macro(pyquant_kernel_table)
   pyquant_kernel(decode_w4a16 32x32x128  1x1 decode 2 full)
 endmacro()
 
-set(PYQUANT_INSTANCES_PER_FILE 3)
+set(PYQUANT_INSTANCES_PER_FILE 6)
 set(PYQUANT_WARP_SCHEDULES multistage splitk)  # whose shape is a warp's; others have a cluster, which is in the name
 set(PYQUANT_PLAN_SOURCES csrc/core/build_facts.cpp csrc/core/claim.cpp csrc/core/reason.cpp csrc/plan/accept.cpp csrc/plan/chip.cpp
     csrc/plan/choice.cpp csrc/plan/cost.cpp csrc/plan/decode_cost.cpp csrc/plan/layer.cpp csrc/plan/route.cpp csrc/plan/select.cpp csrc/plan/tuned.cpp)
@@ -436,9 +436,9 @@ endfunction()
 
 # Adds a row to what the build costs: CPU seconds, in the middle of what was measured with nvcc 13.0.
 function(pyquant_count_row archs)
-  set(seconds 17)
+  set(seconds 10)
   if(archs STREQUAL "90a")
-    set(seconds 27)
+    set(seconds 23)
   endif()
   foreach(total ROWS=1 SECONDS=${seconds})
     string(REPLACE "=" ";" total "${total}")
@@ -523,10 +523,22 @@ function(pyquant_cuda_objects target gencode)
   endif()
 endfunction()
 
-# Writes the instances of a family into files and makes object libraries of them; appends their names to OBJECTS.
-function(pyquant_instances family gencode)
-  get_property(instances GLOBAL PROPERTY PYQUANT_INSTANCES_${family})
-  get_property(header GLOBAL PROPERTY PYQUANT_HEADER_${family})
+# Writes the instances of the families that nvcc is told the same of into files, and makes object libraries of them;
+# appends their names to OBJECTS. A file goes on from one family to the next: CUTLASS's headers take nvcc as long to read
+# as a row to compile.
+function(pyquant_instances archs)
+  pyquant_gencode(${archs} gencode)
+  get_property(families GLOBAL PROPERTY PYQUANT_FAMILIES)
+  set(instances "")
+  foreach(family ${families})
+    get_property(of_family GLOBAL PROPERTY PYQUANT_ARCHS_${family})
+    get_property(rows GLOBAL PROPERTY PYQUANT_INSTANCES_${family})
+    if(of_family STREQUAL archs)
+      foreach(row ${rows})
+        list(APPEND instances "${family}|${row}")
+      endforeach()
+    endif()
+  endforeach()
   set(objects ${OBJECTS})
   list(LENGTH instances count)
   set(number 0)
@@ -534,16 +546,27 @@ function(pyquant_instances family gencode)
   while(start LESS count)
     list(SUBLIST instances ${start} ${PYQUANT_INSTANCES_PER_FILE} chunk)
     math(EXPR start "${start} + ${PYQUANT_INSTANCES_PER_FILE}")
-    string(REPLACE ";" "\n" body "${chunk}")
+    set(headers "")
+    set(body "")
+    foreach(row ${chunk})
+      string(REGEX MATCH "^[^|]+" family "${row}")
+      string(REGEX REPLACE "^[^|]+\\|" "" row "${row}")
+      get_property(header GLOBAL PROPERTY PYQUANT_HEADER_${family})
+      list(APPEND headers "#include \"cuda/gemm/${header}.cuh\"")
+      string(APPEND body "${row}\n")
+    endforeach()
+    list(REMOVE_DUPLICATES headers)
+    string(REPLACE ";" "\n" headers "${headers}")
     string(REPLACE "$<SEMICOLON>" ";" body "${body}")
-    set(source ${CMAKE_BINARY_DIR}/generated/cuda/${family}_${number}.cu)
+    set(name sm${archs}_${number})
+    set(source ${CMAKE_BINARY_DIR}/generated/cuda/${name}.cu)
     file(CONFIGURE OUTPUT ${source} @ONLY CONTENT
-      "#include \"cuda/gemm/${header}.cuh\"\n\nnamespace pyquant::cuda {\n${body}\n}  // namespace pyquant::cuda\n")
-    pyquant_cuda_objects(pyquant_cuda_${family}_${number} "${gencode}" ${source})
-    if(gencode MATCHES "90a")  # CUTLASS's kernels wait for their predecessor (launch90.cuh)
-      target_compile_definitions(pyquant_cuda_${family}_${number} PRIVATE CUTLASS_ENABLE_GDC_FOR_SM90)
+      "${headers}\n\nnamespace pyquant::cuda {\n${body}}  // namespace pyquant::cuda\n")
+    pyquant_cuda_objects(pyquant_cuda_${name} "${gencode}" ${source})
+    if(archs STREQUAL "90a")  # CUTLASS's kernels wait for their predecessor (launch90.cuh)
+      target_compile_definitions(pyquant_cuda_${name} PRIVATE CUTLASS_ENABLE_GDC_FOR_SM90)
     endif()
-    list(APPEND objects pyquant_cuda_${family}_${number})
+    list(APPEND objects pyquant_cuda_${name})
     math(EXPR number "${number} + 1")
   endwhile()
   set(OBJECTS ${objects} PARENT_SCOPE)
@@ -604,7 +627,8 @@ function(pyquant_cuda_pool)
       "allowed: full, smoke, sample, none, or a regular expression over names such as gemm_sm80_s8s8_128x128x64_splitk")
   endif()
   get_property(seconds GLOBAL PROPERTY PYQUANT_BUILD_SECONDS)
-  math(EXPR seconds "0${seconds} + 120")  # what is not in the table
+  list(LENGTH PYQUANT_ARCHS chips)
+  math(EXPR seconds "0${seconds} + 300 + 200 * ${chips}")  # what is not in the table: C++, quantisers
   math(EXPR minutes "(${seconds} / ${pool} + 59) / 60")
   message(STATUS "pyquant: ${rows} CUDA kernels to compile, about ${seconds} CPU seconds: about ${minutes} minutes with "
     "${pool} jobs of up to 6 GB each (MAX_JOBS bounds them), less where ccache or sccache knows them")
@@ -649,10 +673,8 @@ function(pyquant_cuda_kernels result)
                        csrc/cuda/quantize/short_groups.cu)
   list(APPEND OBJECTS pyquant_cuda_quantize)
   set_target_properties(pyquant_cuda_common pyquant_cuda_quantize PROPERTIES CUDA_VISIBILITY_PRESET default)  # interface
-  foreach(family ${families})
-    get_property(archs GLOBAL PROPERTY PYQUANT_ARCHS_${family})
-    pyquant_gencode(${archs} gencode)
-    pyquant_instances(${family} "${gencode}")
+  foreach(archs 90a 80 80only)
+    pyquant_instances(${archs})
   endforeach()
   set(${result} ${OBJECTS} PARENT_SCOPE)
 endfunction()

@@ -47,6 +47,11 @@ class Configured:
         text = (self.folder / "generated/kernels.inc").read_text()
         return set(re.findall(r"^PYQUANT_KERNEL\(\w+, (\w+),.*, 1\)$", text, re.MULTILINE)) - {"simt"}
 
+    def instances(self) -> list[list[str]]:
+        """The rows of every generated source."""
+        sources = sorted((self.folder / "generated/cuda").glob("*.cu"))
+        return [re.findall(r"^using (\w+)_type = ", source.read_text(), re.MULTILINE) for source in sources]
+
     def flags(self, source: str) -> str:
         """nvcc's words for a source."""
         text = (self.folder / "build.ninja").read_text()
@@ -116,9 +121,14 @@ def test_every_row_for_every_machine_is_the_default_without_a_gpu(folder: Path) 
     assert found.code == 0, found.told
     assert all(found.rows().values())
     assert "CUDA kernels for 80;90a" in found.told
-    assert found.gencodes("sm80_s8s8_0") == "arch=compute_80,code=[sm_80,sm_90,compute_80]"
-    assert found.gencodes("sm80_s4s4_0") == "arch=compute_80,code=[sm_80,compute_80]"
-    assert found.gencodes("sm90_s8s8_0") == "arch=compute_90a,code=sm_90a"
+    assert found.gencodes("sm80_0") == "arch=compute_80,code=[sm_80,sm_90,compute_80]"
+    assert found.gencodes("sm80only_0") == "arch=compute_80,code=[sm_80,compute_80]"
+    assert found.gencodes("sm90a_0") == "arch=compute_90a,code=sm_90a"
+    files = found.instances()
+    assert sorted(row for file in files for row in file) == sorted(set(found.rows()) - {BYTE_WISE})  # each once
+    families = sorted(FAMILIES, key=len, reverse=True)
+    for file in files:  # of rows that nvcc is told the same of
+        assert len({FAMILIES[next(f for f in families if row.startswith(f"gemm_{f}_"))] for row in file}) == 1
 
 
 @needs_nvcc
@@ -140,7 +150,7 @@ def test_a_chip_gets_every_row_that_it_can_run(
     assert found.rows()[BYTE_WISE]
     assert gpu_ready_says(found, int(archs)) == []  # such a build is complete for its chip
     assert gpu_ready_says(found, 86 if "80only" not in kinds else 90)  # and not for every other
-    assert found.gencodes("sm80_s8s8_0") == f"arch=compute_80,code=[{mma}compute_80]"
+    assert found.gencodes("sm80_0") == f"arch=compute_80,code=[{mma}compute_80]"
     assert found.gencodes("quantize/per_token") == (
         f"arch=compute_80,code=[{before}compute_80] arch=compute_90,code=[{since}compute_90]"
     )
@@ -222,7 +232,7 @@ def test_without_nvcc_the_build_says_that_it_is_for_cpus_only(tmp_path: Path) ->
 
 @needs_nvcc
 def test_a_reproducible_build_forgets_the_folders_of_its_sources(folder: Path) -> None:
-    names = {"sm80_s8s8_0": "generated/cuda/sm80_s8s8_0.cu"}
+    names = {"sm80_0": "generated/cuda/sm80_0.cu"}
     plain = configure(folder)
     assert not any(plain.source_path(name) for name in names)
     asked = configure(folder, SOURCE_DATE_EPOCH="1767225600")

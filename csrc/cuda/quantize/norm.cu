@@ -14,13 +14,12 @@ struct Channel {
   DType type;
   bool vector;
 
-  // body(pointer to the channels); not called where there are none.
-  template <class Body>
+  // body(pointer to the channels), of floats or of T (channel_of); not called where there are none.
+  template <class T, class Body>
   __device__ __forceinline__ void with_pointer(Body body) const {
     if (!data) return;
-    if (type == DType::f32) return body(static_cast<const float*>(data));
-    if (type == DType::bf16) return body(static_cast<const __nv_bfloat16*>(data));
-    body(static_cast<const __half*>(data));
+    if (!std::is_same_v<T, float> && type != DType::f32) return body(static_cast<const T*>(data));
+    body(static_cast<const float*>(data));
   }
 
   // `valid` of them, wherever they lie.
@@ -78,7 +77,7 @@ enum class Held {
 };
 
 // The lanes of norm_math.h that a thread adds up: unit i belongs to set i % kSets.
-template <class T, bool kSubtractMean, int Units, int kSets, Held kHeld>
+template <class T, int Units, int kSets, Held kHeld>
 struct NormInput {
   using Kept = KeptFloats<T, Units>;
   static constexpr bool kOneChunk = kHeld != Held::in_chunks, kShort = kHeld == Held::short_rows;
@@ -87,13 +86,13 @@ struct NormInput {
   const T *x, *residual;
   T* sum;
   int64_t ld, ldr;
-  bool vector;
+  bool vector, subtract_mean;  // a LayerNorm's, or an RMSNorm: one kernel, which takes nvcc half as long as two
   float eps;
   Channel weight, bias;
 
   struct Row {
     const T* x;  // what is normed: the input, or the sum that this kernel has written
-    bool vector, is_whole;
+    bool vector, subtract_mean, is_whole;
     float mean = 0.f, factor;
     Channel weight, bias;
 
@@ -101,6 +100,7 @@ struct NormInput {
     __device__ __forceinline__ Row(const NormInput& in, int64_t row, const RowSpan& span, RowShared& shared, Kept& kept)
         : x(in.residual ? in.sum + row * span.cols : in.x + row * in.ld),
           vector(in.vector),
+          subtract_mean(in.subtract_mean),
           is_whole(kOneChunk || span.chunks == 1),
           weight(in.weight),
           bias(in.bias) {
@@ -112,19 +112,21 @@ struct NormInput {
           add(in, row, span.cols, chunk, kept);
         else
           read(in.x + row * in.ld, chunk, kept);
-        accumulate(kept, s, c == 0, [](float v) { return kSubtractMean ? v : fmul(v, v); });
+        if (subtract_mean)
+          accumulate(kept, s, c == 0, [](float v) { return v; });
+        else
+          accumulate(kept, s, c == 0, [](float v) { return fmul(v, v); });
       }
       float mean_of_lanes = mean_of(sum_in_lanes<kLeaves>(s, shared.sums[0]), span.cols);
-      if constexpr (kSubtractMean) {
+      if (subtract_mean) {
         mean = mean_of_lanes;
-        float d[kSets][kWidth];
         for (int c = 0; c < chunks; ++c) {
           const Chunk chunk = span.chunk<NormInput>(c);
           if (!is_whole) read(x, chunk, kept);
           center(chunk, kept);
-          accumulate(kept, d, c == 0, [](float v) { return fmul(v, v); });
+          accumulate(kept, s, c == 0, [](float v) { return fmul(v, v); });
         }
-        mean_of_lanes = mean_of(sum_in_lanes<kLeaves>(d, shared.sums[1]), span.cols);
+        mean_of_lanes = mean_of(sum_in_lanes<kLeaves>(s, shared.sums[1]), span.cols);
       }
       factor = norm_factor(mean_of_lanes, in.eps);
     }
@@ -228,7 +230,7 @@ struct NormInput {
     template <class Use>
     __device__ __forceinline__ void each_channel(const Channel& of, const Chunk& chunk, int whole, Kept& kept,
                                                  Use use) const {
-      of.with_pointer([&](const auto* channels) {
+      of.template with_pointer<T>([&](const auto* channels) {
         const auto* from = channels + chunk.first;
         each_unit(chunk, whole, kept, [&](auto& v, int i) {
           float channel[kWidth];
@@ -242,7 +244,7 @@ struct NormInput {
     __device__ __forceinline__ void load(const Chunk& chunk, Kept& kept) const {
       if (!is_whole) {
         read(x, chunk, kept);
-        if constexpr (kSubtractMean) center(chunk, kept);
+        if (subtract_mean) center(chunk, kept);
       }
       const bool aligned = weight.vector && bias.vector;
       const int whole = aligned ? chunk.left - kWidth : -1;
@@ -270,8 +272,14 @@ struct NormInput {
   };
 };
 
-// One that is absent is aligned.
-Channel channel_of(const void* data, DType type) { return {data, type, is_aligned(data, 0, 16)}; }
+// One that is absent is aligned. Units are loaded at once as floats or as what the input is made of: other mixes, which no
+// model has, take the way of misaligned ones, so that the kernels are compiled for two types and not for three.
+template <class T>
+Channel channel_of(const void* data, DType type) {
+  constexpr DType kOwn = std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
+  const bool known = !data || type == DType::f32 || (!std::is_same_v<T, float> && type == kOwn);
+  return {data, type, known && is_aligned(data, 0, 16)};
+}
 
 // body(units, sets, how rows are held, block).
 template <class T, class Body>
@@ -309,27 +317,21 @@ void norm_quantize(const FloatMatrix& x, const NormOperands& norm, const CodeRan
     bool vector = is_aligned(x.data, x.ld * size, 16);
     if (norm.residual)
       vector = vector && is_aligned(norm.residual, norm.ldr * size, 16) && is_aligned(norm.sum, x.cols * size, 16);
-    const auto run = [&](auto subtract_mean) {
-      with_norm_shape<T>(x.rows, x.cols, out.ldq, [&](auto units, auto sets, auto held, const RowBlock& block) {
-        using Input = NormInput<T, decltype(subtract_mean)::value, decltype(units)::value, decltype(sets)::value,
-                                decltype(held)::value>;
-        const Input in{static_cast<const T*>(x.data),
-                       static_cast<const T*>(norm.residual),
-                       static_cast<T*>(norm.sum),
-                       x.ld,
-                       norm.ldr,
-                       vector,
-                       norm.eps,
-                       channel_of(norm.weight, norm.weight_type),
-                       channel_of(norm.bias, norm.bias_type)};
-        launch_rows("norm_quantize", in, RowCodes{codes_of<T>(out, range, x.rows, x.cols)}, block, x.rows, range,
-                    params, context);
-      });
-    };
-    if (norm.subtract_mean)
-      run(std::true_type{});
-    else
-      run(std::false_type{});
+    with_norm_shape<T>(x.rows, x.cols, out.ldq, [&](auto units, auto sets, auto held, const RowBlock& block) {
+      using Input = NormInput<T, decltype(units)::value, decltype(sets)::value, decltype(held)::value>;
+      const Input in{static_cast<const T*>(x.data),
+                     static_cast<const T*>(norm.residual),
+                     static_cast<T*>(norm.sum),
+                     x.ld,
+                     norm.ldr,
+                     vector,
+                     norm.subtract_mean,
+                     norm.eps,
+                     channel_of<T>(norm.weight, norm.weight_type),
+                     channel_of<T>(norm.bias, norm.bias_type)};
+      launch_rows("norm_quantize", in, RowCodes{codes_of<T>(out, range, x.rows, x.cols)}, block, x.rows, range, params,
+                  context);
+    });
   });
 }
 
