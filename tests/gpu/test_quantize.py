@@ -305,6 +305,18 @@ def test_norm_or_gate_and_quantize(native: Any, device: Memory, name: str) -> No
         _produce(native, device, name, call, draw, f"{name} {list(call['x'].shape)} {call['x'].dtype} index {index}")
 
 
+def test_channels_of_a_norm_of_every_type(native: Any, device: Memory) -> None:
+    """Also of a 16-bit type that the input has not, which takes the way of misaligned ones."""
+    mixes = [(x, weight, bias) for x in FLOATS for weight in (*FLOATS, None) for bias in (*FLOATS, None)]
+    for index, (x, weight, bias) in enumerate(mixes):
+        draw = Draw(BASE_SEED, "channels", index)
+        call = laws.producer_call("layer_norm", BASE_SEED + index, rows=2, k=draw.choice((24, 2048, 2051, 20_000)))
+        call["x"] = call["x"].to(FLOATS[x])
+        for channel, dtype in (("weight", weight), ("bias", bias)):
+            call[channel] = None if dtype is None else draw.normal(call["x"].shape[1]).to(FLOATS[dtype])
+        _produce(native, device, "layer_norm", call, draw, f"{list(call['x'].shape)} {x} {weight} {bias}")
+
+
 # Each is a plausible kernel that adds, rounds or divides otherwise; on the data above it must be seen.
 SLIPS = {
     "sums in order": ("lanes[..., 0::2] + lanes[..., 1::2]", "lanes.cumsum(-1)[..., -1:]", "rms_norm"),
