@@ -149,7 +149,7 @@ check: $(STAMPS)/dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
-	cd tests && PYTHONPATH=.. $(PYTEST) -c ../pyproject.toml --rootdir .. -q house
+	cd tests && PYTHONPATH=.. $(SPREAD) -c ../pyproject.toml --rootdir .. -q house
 
 style: $(STAMPS)/dev
 	$(VENV)/bin/ruff check --fix .
