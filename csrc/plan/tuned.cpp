@@ -41,11 +41,11 @@ struct Table {
 std::atomic<const Table*> g_table{nullptr};
 std::mutex g_mutex;  // writers of the table; the remarks
 std::vector<std::unique_ptr<const Table>>& tables() {
-  static std::vector<std::unique_ptr<const Table>> kept;
+  static auto& kept = *new std::vector<std::unique_ptr<const Table>>;  // threads may ask while the process ends
   return kept;
 }
 std::vector<std::string>& remarks() {
-  static std::vector<std::string> kept;
+  static auto& kept = *new std::vector<std::string>;
   return kept;
 }
 

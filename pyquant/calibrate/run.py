@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pyquant.calibrate.progress import SavedStatistics
 from pyquant.calibrate.statistics import RangeStatistics
 from pyquant.core import arguments
+from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError, CalibrationError
 
 LABELS = ("label", "labels")
@@ -172,18 +173,6 @@ def _named(
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and every module's own mode again afterwards."""
-    training = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, flag in training:
-            module.training = flag
-
-
-@contextlib.contextmanager
 def _as_before(model: nn.Module, targets: Mapping[str, object]) -> Iterator[list[str]]:
     """Eval mode, no gradients, and a list of the targets whose forward is running; all undone at the end."""
     running: list[str] = []
@@ -248,4 +237,7 @@ def _keywords(model: nn.Module) -> Callable[[str], bool]:
 
 
 def _moved(value: Any, device: torch.device | None) -> Any:
-    return value.to(device) if isinstance(value, Tensor) and device is not None else value
+    """A copy on the device: models may write into their inputs, and batches are run several times."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.clone() if device is None else value.to(device, copy=True)

@@ -45,7 +45,8 @@ class SaveDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)  # releases the lock; a killed process releases it too
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child of this process may hold it open; a killed one releases it too
+        os.close(self._fd)
 
     def names(self) -> list[str]:
         """Names of the entries, sorted."""
@@ -117,9 +118,13 @@ def put_beside(directory: str | os.PathLike[str], files: Mapping[str, bytes]) ->
         return
     try:
         with SaveDirectory(directory) as out:
-            for name, data in files.items():
-                out.publish(out.stage(data), name)
-            out.sync()
+            try:
+                for name, data in files.items():
+                    out.publish(out.stage(data), name)
+                out.sync()
+            except BaseException:
+                out.sweep(lambda _: False)
+                raise
     except OSError as error:
         raise CheckpointError(f"{os.fspath(directory)}: {', '.join(files)} not saved: {reason_of(error)}") from error
 

@@ -6,6 +6,7 @@ line that was being written when the process died is dropped, any other damage i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -82,6 +83,7 @@ class Journal:
     def close(self) -> None:
         """Gives the file back; a killed process gives it back too."""
         if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child of this process may hold the file open
             os.close(self._fd)
             self._fd = -1
 
@@ -139,8 +141,14 @@ class Journal:
             return file.read()
 
     def _append(self, line: bytes) -> None:
+        size = os.fstat(self._fd).st_size
+        try:
+            write_all(self._fd, line)
+        except BaseException:  # what is there of it would damage the next line
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, size)
+            raise
         self._check = zlib.crc32(line, self._check)
-        write_all(self._fd, line)
 
 
 def _line(content: dict[str, Any], before: int) -> bytes:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -76,8 +77,18 @@ class GraphDevice(Protocol):
         """Device time of what `run` launches."""
 
 
+@contextmanager
+def on_device(device: torch.device | None) -> Iterator[None]:
+    """Inside a CUDA device is the current one: streams, events and graphs are made there. Others change nothing."""
+    if device is None or device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
+
+
 class TorchCuda:
-    """The current CUDA device through torch.
+    """The current CUDA device through torch (on_device).
 
     one_pool  all graphs share their memory: thousands of them fit, and the results of one are lost when another runs.
     """

@@ -31,7 +31,8 @@ Launch = Callable[..., None]
 
 
 class GpuRig:
-    """A CUDA device of torch. Raises UnsupportedError when torch sees no GPU, or the kernels were not built.
+    """A CUDA device of torch, which becomes the current one. Raises UnsupportedError when torch sees no GPU, or the
+    kernels were not built.
 
     layer_clock  'cuda-events': as in eager mode, what the launches take counts; 'cuda-graph': captured.
     """
@@ -39,6 +40,7 @@ class GpuRig:
     def __init__(self, index: int = 0, layer_clock: str = "cuda-events") -> None:
         if not torch.cuda.is_available():
             raise UnsupportedError("tune measures on a GPU, and torch sees none here", [])
+        torch.cuda.set_device(index)  # where streams, events and graphs are made
         native = plan._native()
         if not native.build_info()["kernels_compiled"]:
             raise UnsupportedError("tune measures compiled kernels, and this build has none", [])

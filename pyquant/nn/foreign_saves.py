@@ -9,6 +9,9 @@ codes of a state_dict refuse to be loaded into float layers.
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -28,6 +31,28 @@ _SAVERS: Final[dict[str, frozenset[str]]] = {
     "safetensors": frozenset(),  # its save_model loads strictly; here only as a step of the others
 }
 _RESUMERS: Final = frozenset({"save_state"})
+
+
+class _Saving(threading.local):
+    leaves_codes_out = False
+
+
+_saving = _Saving()
+
+
+@contextmanager
+def without_codes() -> Iterator[None]:
+    """Inside, in this thread, layers that hold codes add nothing to a state_dict; others go on meanwhile."""
+    before, _saving.leaves_codes_out = _saving.leaves_codes_out, True
+    try:
+        yield
+    finally:
+        _saving.leaves_codes_out = before
+
+
+def are_left_out() -> bool:
+    """Whether a layer is asked for its state within `without_codes`."""
+    return _saving.leaves_codes_out
 
 
 def refuse(prefix: str) -> None:

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,6 @@ def _number(name: str) -> Any:
     functional_call, which puts tensors into buffers of their name, assigns it instead: the packed weight follows."""
     key = state.held(name)
     return property(lambda layer: layer._buffers[key])
-
-
-_WEIGHT: Final = ("storage", "weight_scale", "weight_zero_point")  # the buffers that a weight is made of
 
 
 class LinearState(nn.Module):
@@ -97,7 +94,7 @@ class LinearState(nn.Module):
     def _fill(self, tensors: Mapping[str, Tensor], *, in_place: bool = False, waits: bool = False) -> None:
         """Take checked tensors as the state: all of them, or (on an error) none.
 
-        in_place  keep the memory of the weight where it fits, as load_state_dict does everywhere: captured graphs and
+        in_place  keep the memory of every tensor where it fits, as load_state_dict does everywhere: captured graphs and
                   weights that someone holds then see the new numbers.
         waits     whether the numbers stand in for those of a state_dict that is still to be loaded.
         """
@@ -119,14 +116,15 @@ class LinearState(nn.Module):
         new = {name: tensor.detach().contiguous() for name, tensor in checked.items() if name in state.NUMBERS}
         new["storage"] = storage
         if in_place and (is_packed, spec) == (self._is_packed, self._spec):
-            new |= {name: _written(getattr(self, name), new[name]) for name in _WEIGHT if name in new}
+            keys = {"storage": "storage"} | {name: state.held(name) for name in state.NUMBERS}
+            new = {name: written(self._buffers[keys[name]], tensor) for name, tensor in new.items()}
         self._plain_weight = weight if values.is_batch(storage) and not values.is_batch(weight) else None
         self._buffers["storage"] = new["storage"]
         for name in state.NUMBERS:
             self._buffers[state.held(name)] = new.get(name)
-        self._buffers.pop("bias_narrow", None)  # not held as None: torch.export counts such buffers wrongly
+        former = self._buffers.pop("bias_narrow", None)  # not held as None: torch.export counts such buffers wrongly
         if (narrow := self._narrowed(new.get("bias"))) is not None:
-            self.register_buffer("bias_narrow", narrow, persistent=False)
+            self.register_buffer("bias_narrow", written(former, narrow) if in_place else narrow, persistent=False)
         self._spec, self.missing = spec, self._weight_name if waits else missing
         self._is_packed, self._is_direct = is_packed, is_packed and not waits and not self._gives_codes
         codes_of = None if self.scheme.is_float else self.scheme.weights
@@ -313,6 +311,8 @@ class LinearState(nn.Module):
         return lent.get(name) if lent and _is_functional_call(3) else None
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if foreign_saves.are_left_out():
+            return
         if not self.scheme.is_float:
             foreign_saves.refuse(prefix)
         for name, tensor in self._state().items():
@@ -393,7 +393,7 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other)
 
 
-def _written(old: Tensor | None, new: Tensor) -> Tensor:
+def written(old: Tensor | None, new: Tensor) -> Tensor:
     """The old tensor with the numbers of the new one, where it can hold them."""
     fits = old is not None and old.shape == new.shape and old.dtype == new.dtype and old.device == new.device
     if old is None or not fits or old.is_inference():

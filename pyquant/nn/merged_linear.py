@@ -82,15 +82,14 @@ class Group:
         if moment is None:
             return self.whole(x if collect is None else collect())[..., self.rows(place)].contiguous()
         seen = self._seen  # once: another thread may put its own there
-        if seen is None or not _is_for(seen, x, moment) or seen.parts[place] is None:
+        mine = seen.parts[place] if seen is not None and _is_for(seen, x, moment) else None  # once, for the same reason
+        if seen is None or mine is None:
             numbers = _uncounted(x)  # before the product: a write meanwhile is noticed
             y = self.whole(x if collect is None else collect())
             parts = [part.contiguous() for part in y.split(self.sizes, -1)]
             seen = _Seen(weakref.ref(cast(Tensor, x), self._dropped), moment, list(parts), numbers)
             self._seen = seen
             mine = parts[place]
-        else:
-            mine = cast(Tensor, seen.parts[place])
         seen.parts[place] = None
         if all(part is None for part in seen.parts):
             self.forget()

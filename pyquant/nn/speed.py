@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core import arguments
+from pyquant.core.modes import evaluating, own_random_numbers
 from pyquant.core.names import listed
 from pyquant.errors import ArgumentError, NativeLibraryError, QuantizationWarning
 from pyquant.nn.experts import QExperts
@@ -60,7 +61,7 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
     A layer is timed as the model calls it: with the transform of a HadamardLinear, which the float layer beside it has
     no need of.
 
-    model           with quantised layers; it is run once, without gradients, in the mode that it is in.
+    model           with quantised layers; it is run once, in evaluation mode and without gradients.
     example_inputs  a tensor or other single argument, a tuple of arguments, or a mapping of keyword arguments.
     seconds         of measuring altogether, about; every pair of layers runs three times at least.
     ->              one record a layer that was called with a float tensor, the slowest ratio first. Layers of one shape
@@ -241,7 +242,8 @@ def in_banks(model: nn.Module) -> set[int]:
 
 
 def each_call(model: nn.Module, example_inputs: object, note: Callable[..., None]) -> None:
-    """Run a model once, without gradients; note(name, layer, args, kwargs) is told of every call of a quantised layer.
+    """Run a model once, in evaluation mode and without gradients; note(name, layer, args, kwargs) is told of every call
+    of a quantised layer.
 
     A layer that another module wraps is noted with the call of that module, as `layer`, under its own name: what it
     gets inside is neither what the model has nor, with a hook on it, what it would get without.
@@ -258,7 +260,7 @@ def each_call(model: nn.Module, example_inputs: object, note: Callable[..., None
             note(calls.names[id(layer)], module, args, kwargs)
 
     calls = Calls(model, entered)
-    with torch.no_grad(), calls.watched():
+    with torch.no_grad(), evaluating(model), own_random_numbers(model), calls.watched():
         call(model, example_inputs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -55,14 +55,48 @@ def swap_modules(
 
 @contextmanager
 def undone_on_error(undo: list[Undo] | None = None) -> Iterator[list[Undo]]:
-    """Run the steps of `undo` (None: a new list, for the body to fill) in reverse where the body raises."""
+    """Run the steps of `undo` (None: a new list, for the body to fill) in reverse where the body raises: all of them,
+    also where one of them fails, or is interrupted."""
     steps = [] if undo is None else undo
     try:
         yield steps
     except BaseException:
-        for step in reversed(steps):
-            step()
+        _run_all(steps)
         raise
+
+
+def _run_all(steps: Sequence[Undo]) -> None:
+    """Every step from the last to the first; what one raises goes on after the others."""
+    with ExitStack() as stack:  # calls what it holds in reverse, and raises at the end
+        for step in steps:
+            stack.callback(step)
+
+
+def as_it_is(model: nn.Module) -> list[Undo]:
+    """Steps that give every module of a model the class, the attributes and the members back that it has now; numbers
+    that something writes into its tensors are not among them."""
+    return [
+        partial(_restore_module, module, type(module), dict(module.__dict__), _held(module))
+        for module in model.modules()
+    ]
+
+
+def _held(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    holders = module._modules, module._parameters, module._buffers
+    return [(holder, dict(holder)) for holder in holders]
+
+
+def _restore_module(
+    module: nn.Module, kind: type, attributes: dict[str, Any], held: list[tuple[dict[str, Any], dict[str, Any]]]
+) -> None:
+    if type(module) is not kind:
+        module.__class__ = kind
+    for now, then in ((module.__dict__, attributes), *held):
+        for name in now.keys() - then.keys():
+            del now[name]
+        if list(now) != list(then):  # members come back in their order
+            now.clear()
+        now.update(then)
 
 
 def put(holder: dict[str, Any], name: str, value: Any, undo: list[Undo]) -> None:

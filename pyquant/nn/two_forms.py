@@ -15,6 +15,7 @@ from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.kernel_info import KernelInfo
+from pyquant.nn.linear_state import written
 from pyquant.nn.qlinear import QLinear
 from pyquant.numerics.activation import ACTIVATIONS
 
@@ -121,17 +122,24 @@ class TwoFormLinear(QLinear):
             y = activation.module(*activation.limits(*self.clamp))(y)
         return y if residual is None else (y + residual).to(y.dtype)
 
-    def _refresh(self) -> None:
-        self._buffers["float_weight"] = None if self.missing else self._real(self.dtype)
+    def _refresh(self, in_place: bool = False) -> None:
+        real = None if self.missing else self._real(self.dtype)
+        if in_place and real is not None:  # a captured graph reads it where it is
+            real = written(self._buffers["float_weight"], real)
+        self._buffers["float_weight"] = real
 
     def _fill(self, tensors: Mapping[str, Tensor], *, in_place: bool = False, waits: bool = False) -> None:
         super()._fill(tensors, in_place=in_place, waits=waits)
-        self._refresh()
+        self._refresh(in_place)
 
     def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = self.dtype, self.storage.device
-        self._buffers["float_weight"] = None  # made anew from the codes, never cast twice
-        super()._apply(fn, recurse)
+        former, self._buffers["float_weight"] = self.float_weight, None  # made anew from the codes, never cast twice
+        try:
+            super()._apply(fn, recurse)
+        except BaseException:
+            self._buffers["float_weight"] = former
+            raise
         if before != (self.dtype, self.storage.device) or self._buffers["float_weight"] is None:
             self._refresh()
         return self

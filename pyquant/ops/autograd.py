@@ -29,61 +29,63 @@ def activation_gradient(
 
 
 def _linear_backward(
-    ctx: Any, grad: Tensor, x: Tensor, w: Tensor
+    ctx: Any, grad: Tensor, x: Tensor, w: Tensor, bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Gradients of x, w, bias and residual of y = activation(x @ w.T + bias) + residual. Saved tensors are given: under
     checkpointing they can be asked for once."""
-    g, bias = grad.float(), ctx.bias
+    g = grad.float()
     residual = grad.to(ctx.residual_dtype) if ctx.residual_dtype is not None else None
     if ctx.fused[0] != "none":
         pre = F.linear(x.float(), w.float(), bias)
         g = activation_gradient(pre, g, *ctx.fused)
-    rows = g.reshape(-1, g.shape[-1])
+    rows = rows_of(g)
     grad_x = (g @ w.float()).to(x.dtype)
-    grad_w = rows.T @ x.reshape(-1, x.shape[-1]).float()
+    grad_w = rows.T @ rows_of(x).float()
     return grad_x, grad_w, rows.sum(0) if bias is not None else None, residual
 
 
-def _setup(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, *fused: Any) -> None:
-    ctx.save_for_backward(x, w)
-    ctx.bias, ctx.fused = bias, fused  # activation, clamp_min, clamp_max
-    ctx.residual_dtype = None if residual is None else residual.dtype
+def rows_of(x: Tensor) -> Tensor:
+    """[..., K] as a matrix [rows, K], also where rows or K are none."""
+    return x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
 
 
 def _float_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _setup(ctx, *inputs[:-1])
+    x, w, bias, residual, *ctx.fused, _ = inputs  # activation, clamp_min, clamp_max
+    ctx.save_for_backward(x, w, bias)
+    ctx.residual_dtype = None if residual is None else residual.dtype
 
 
 def _float_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    x, w = ctx.saved_tensors
-    grad_x, grad_w, grad_bias, grad_residual = _linear_backward(ctx, grad, x, w)
+    x, w, bias = ctx.saved_tensors
+    grad_x, grad_w, grad_bias, grad_residual = _linear_backward(ctx, grad, x, w, bias)
     return grad_x, grad_w.to(w.dtype), grad_bias, grad_residual, *(None,) * 4
 
 
 def _weight_only_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, w_scale, w_zero_point, bias, residual, w_bits, group_size, *fused, _ = inputs
-    _setup(ctx, x, w, bias, residual, *fused)
-    ctx.w_scale, ctx.w_zero_point, ctx.w_bits, ctx.group_size = w_scale, w_zero_point, w_bits, group_size
+    *tensors, residual, ctx.w_bits, ctx.group_size, activation, clamp_min, clamp_max, _ = inputs
+    ctx.save_for_backward(*tensors)  # x, w, w_scale, w_zero_point, bias: a write to any of them before then is noticed
+    ctx.fused = activation, clamp_min, clamp_max
+    ctx.residual_dtype = None if residual is None else residual.dtype
 
 
 def _weight_only_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    x, w = ctx.saved_tensors
+    x, w, w_scale, w_zero_point, bias = ctx.saved_tensors
     codes = numerics.unpack(w, x.shape[-1], code_type(ctx.w_bits))
     granularity = "per_group" if ctx.group_size else "per_channel"
-    real = numerics.dequantize(codes, ctx.w_scale, ctx.w_zero_point, granularity, ctx.group_size)
-    grad_x, _, grad_bias, grad_residual = _linear_backward(ctx, grad, x, real)
+    real = numerics.dequantize(codes, w_scale, w_zero_point, granularity, ctx.group_size)
+    grad_x, _, grad_bias, grad_residual = _linear_backward(ctx, grad, x, real, bias)
     return grad_x, None, None, None, grad_bias, grad_residual, *(None,) * 6
 
 
 def _dequantize_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     q, scale, zero_point, granularity, group_size, _ = inputs
-    ctx.save_for_backward(q, scale)
-    ctx.zero_point, ctx.granularity, ctx.group_size = zero_point, granularity, group_size
+    ctx.save_for_backward(q, scale, zero_point)
+    ctx.granularity, ctx.group_size = granularity, group_size
 
 
 def _dequantize_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    q, scale = ctx.saved_tensors
-    steps = numerics.dequantize(q, torch.ones_like(scale), ctx.zero_point, ctx.granularity, ctx.group_size)
+    q, scale, zero_point = ctx.saved_tensors
+    steps = numerics.dequantize(q, torch.ones_like(scale), zero_point, ctx.granularity, ctx.group_size)
     product = grad.float() * steps
     if ctx.granularity == "per_tensor":
         grad_scale = product.sum().reshape(scale.shape)

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from pyquant.errors import UnsupportedError
 from pyquant.ops import check, load, values
 from pyquant.ops.translate import call
 
@@ -56,8 +58,18 @@ class _FakeDynamic(torch.autograd.Function):
         return grads[0], None, None, None, None, None
 
 
+def _has_tangent(x: object) -> bool:
+    is_forward = forward_ad._current_level >= 0 and isinstance(x, Tensor)
+    return is_forward and forward_ad.unpack_dual(x).tangent is not None  # type: ignore[arg-type]
+
+
 def _run(op: Any, function: Any, x: Tensor, *arguments: Any) -> Any:
     """The op, by the cheapest equivalent way; compilers and functorch get the op itself."""
+    if not torch.compiler.is_compiling() and _has_tangent(x):
+        raise UnsupportedError(
+            "a forward-mode derivative through a fake quantiser, whose straight-through estimate is known for reverse "
+            "mode (backward, torch.func.grad) alone: it would be none, in silence"
+        )
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or not isinstance(x, Tensor):
         return call(op, x, *arguments)
     if x.requires_grad and torch.is_grad_enabled():

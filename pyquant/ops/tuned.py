@@ -199,13 +199,13 @@ def load() -> Table:
 def activate(table: Table) -> None:
     """Hands a table to the compiled plan: selections that start later follow it. Rows that this build does not have
     are left out with a remark."""
-    global _edition, _has_float_rows
-    _edition += 1
+    global _edition, _has_float_rows, _layers
     chosen = [choice for choices in table.gpus.values() for choice in choices.values()]
     _has_float_rows = any(choice.w in _HALVES and choice.row != "torch" for choice in chosen)
-    _layers.clear()
-    _layers.update({(gpu, key): layer for gpu, layers in table.layers.items() for key, layer in layers.items()})
-    for line in torch.ops.pyquant._set_tuned(wire(table)).splitlines():
+    _layers = {(gpu, key): layer for gpu, layers in table.layers.items() for key, layer in layers.items()}
+    remarks = torch.ops.pyquant._set_tuned(wire(table)).splitlines()
+    _edition += 1  # last: another thread would keep an answer of the table before as one of this
+    for line in remarks:
         _remark(line)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,7 +19,7 @@ from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.quicker import BOTH, FLOATS, INTEGERS, LayerChoice, judge, with_both_forms
 from pyquant.nn.sites import find_all_sites, find_owners
-from pyquant.nn.swap import Undo, distinct, swap_modules, undone_on_error
+from pyquant.nn.swap import Undo, as_it_is, distinct, swap_modules, undone_on_error
 from pyquant.nn.two_forms import TwoFormLinear
 from pyquant.nn.whole_layer import WRAPPERS, without, wrappers_of
 from pyquant.ops.plan import Device
@@ -137,8 +136,7 @@ def auto_(
     if is_quantised and (config is not None or options):
         raise ArgumentError(next(iter(options), "config"), "given", "nothing for a model that is quantised already")
     where = device.name or f"sm_{device.sm}" if device is not None else _place(model)
-    undo: list[Undo] = [partial(swap_modules, model, [])]
-    undo += [partial(module._modules.update, dict(module._modules)) for module in model.modules()]
+    undo = as_it_is(model)
     with undone_on_error(undo):
         originals: dict[str, nn.Module] = {}
         if not is_quantised:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core import arguments
+from pyquant.core.modes import outside_inference_mode
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.convert import quantize_layers_
@@ -19,7 +20,8 @@ from pyquant.nn.fates import Fate, forms_of, noted, twins_of
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.refusals import check_not_sharded
 from pyquant.nn.sites import Filter
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.state import device_of
+from pyquant.nn.swap import Undo, as_it_is, swap_modules, undone_on_error
 from pyquant.ptq.improve.replay import BatchToInputs
 from pyquant.ptq.improve.steps import Before, check_names, improve_after, improve_before
 from pyquant.ptq.run import quantize_recipe_
@@ -108,6 +110,7 @@ def quantize_(
         True
     """
     names = check_names(improve, data)
+    target = None if device is None else device_of(device)
     if isinstance(model, nn.Module):
         check_not_sharded(model)
     if check_speed is True:
@@ -125,16 +128,21 @@ def quantize_(
             if given is not default and given != default:
                 raise ArgumentError(name, arguments.shown(given), "nothing beside a recipe, which says it")
         how: dict[str, Any] = {"check_speed": check_speed, "batch_to_inputs": batch_to_inputs}
-        quantize_recipe_(model, config, data, improve=names, **how)  # type: ignore[arg-type]
-        return model if device is None else model.to(device)
+        before = as_it_is(model) if target is not None and isinstance(model, nn.Module) else []
+        with outside_inference_mode(), undone_on_error(before):
+            quantize_recipe_(model, config, data, improve=names, **how)  # type: ignore[arg-type]
+            if target is not None:
+                swap_modules(model, [], device=target, undo=before)
+        return model
     layers |= {"device": device, "check_speed": check_speed}
     if data is None:
-        return quantize_layers_(model, config, **layers)  # type: ignore[arg-type]
+        with outside_inference_mode():  # what is made in it has no gradient, nor has what comes out of it
+            return quantize_layers_(model, config, **layers)  # type: ignore[arg-type]
     if input_scales is not None:
         raise ArgumentError("input_scales", "a mapping, together with data", "one of the two")
     arguments.module("model", model)
     count = count_of(data, num_batches)
-    with undone_on_error() as undo:
+    with outside_inference_mode(), undone_on_error() as undo:
         improve_before(names, Before(model, config, data, count, undo, batch_to_inputs))  # type: ignore[arg-type]
         prepare = partial(_twins_from_data, data=data, count=count, improve=names, batch_to_inputs=batch_to_inputs)
         return quantize_layers_(model, config, prepare=prepare, **layers)  # type: ignore[arg-type]

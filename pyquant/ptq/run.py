@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -18,7 +17,7 @@ from pyquant.nn.fuse import fuse_
 from pyquant.nn.link import link_
 from pyquant.nn.refusals import check_not_simulating
 from pyquant.nn.speed import warn_of_speed
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.swap import as_it_is, swap_modules, undone_on_error
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
 from pyquant.ptq.improve.steps import Before, check_names, improve_after, improve_before
 from pyquant.ptq.replace import Like
@@ -127,8 +126,7 @@ def quantize_recipe_(
     to_inputs = options.get("batch_to_inputs")
     arguments.module("model", model)
     check_not_simulating(model)  # ranges that were trained would be found anew
-    # fuse_ and convert_ are steps of their own, taken back here
-    undo: list[Undo] = [partial(module._modules.update, dict(module._modules)) for module in model.modules()]
+    undo = as_it_is(model)  # fuse_ and convert_ are steps of their own, taken back here
     with undone_on_error(undo):
         if data is not None:
             improve_before(names, Before(model, recipe.config(), data, count, undo, to_inputs))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyquant.core.scheme import QScheme
+from pyquant.ops.autograd import rows_of
 from pyquant.qat.kept import Kept, can_keep
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.weight import copied
@@ -174,11 +175,11 @@ class _IntegerProduct(torch.autograd.Function):
                 grad_x_scale = grad_x_scale.reshape(ctx.shapes[0]) * ctx.factors[0]
             elif x_mask is not None:
                 grad_x = _ops.fake_quantize_backward(grad_x, x_mask)
-        rows = grad.reshape(-1, grad.shape[-1])
+        rows = rows_of(grad)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[4]:
             granularity = "per_tensor" if x_scale.dim() == 0 else "per_token"
             real_x = _ops.dequantize(qx, x_scale, x_zero, granularity, 0, grad.dtype)
-            grad_w = (rows.t() @ real_x.reshape(-1, real_x.shape[-1])).to(w_dtype)
+            grad_w = (rows.t() @ rows_of(real_x)).to(w_dtype)
             if weight is not None:
                 per_tensor = ctx.shapes[1].numel() == 1 and w_scale.numel() != 1
                 how = ("per_tensor" if per_tensor else "per_channel", 0, *w_range)

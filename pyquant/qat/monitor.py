@@ -75,6 +75,7 @@ class QATMonitor(AbstractContextManager["QATMonitor"]):
         if self._path is not None:
             _open_csv(self._path)
         self._writer = _writer(tensorboard)
+        self._writes_alone = isinstance(tensorboard, (str, os.PathLike))
         self._handles = [watched.hook(self._is_armed) for watched in self._watched]
 
     def _is_armed(self) -> bool:
@@ -95,9 +96,11 @@ class QATMonitor(AbstractContextManager["QATMonitor"]):
         self._armed = self._calls % self._every == 0
 
     def close(self) -> None:
-        """Take the hooks out of the model."""
+        """Take the hooks out of the model, and close the writer that was made for a directory."""
         for handle in self._handles:
             handle.remove()
+        if self._writes_alone:
+            self._writer.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

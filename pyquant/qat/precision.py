@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import methodcaller
 from typing import Any, Protocol, cast
 
@@ -18,7 +19,7 @@ from pyquant.nn.fates import Fate, fate_of, said_by, twin_of, twins_of
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.sites import Filter, find_sites
-from pyquant.nn.swap import swap_modules
+from pyquant.nn.swap import Undo, as_it_is, swap_modules, undone_on_error
 from pyquant.qat.learned_bits import LEVELS, LearnedBitsLinear
 from pyquant.qat.prepare import prepare_qat_
 from pyquant.simulate.kinds import is_simulated
@@ -180,12 +181,14 @@ class LearnedPrecision:
         self._prepare(self._snapped())
 
     def _prepare(self, final: dict[str, tuple[int, int]]) -> None:
-        self._final = final
         floats = [(names, twin_of(layer, names[0], methodcaller("to_float"))) for names, layer in self._sites]
-        swap_modules(self.model, floats)
+        undo: list[Undo] = [*as_it_is(self.model), partial(setattr, self, "_final", self._final)]
+        with undone_on_error(undo):
+            self._final = final
+            swap_modules(self.model, floats)
+            if self._dynamic and any(scheme is not None for scheme in self.config().entries.values()):
+                prepare_qat_(self.model, self.config())
         self.phase = "fine-tune"
-        if self._dynamic and any(scheme is not None for scheme in self.config().entries.values()):
-            prepare_qat_(self.model, self.config())
 
     def state_dict(self) -> dict[str, Any]:
         """How far it is, beside what model.state_dict() has: the phase, the final bits, the optimiser of the bits."""

@@ -17,7 +17,7 @@ from pyquant.nn.fates import twins_of
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.sites import Config, Filter, Site, find_sites, rules_of
-from pyquant.nn.swap import swap_modules
+from pyquant.nn.swap import as_it_is, swap_modules, undone_on_error
 from pyquant.qat.guards import check_trainable, warn_of_bad_starts
 from pyquant.qat.integer import IntegerForwardLinear, why_not_integer
 from pyquant.qat.learned import LearnedFakeQuantize
@@ -101,15 +101,17 @@ def prepare_qat_(
         _check_same(simulating, rules, filter_fn)
         new = twins_of(simulating_fates(simulating), lambda fate: train(fate.site.module, name=fate.site.names[0]))
         learns.check_used()
-        swap_modules(model, new)
+        put_new = partial(swap_modules, model, new)
     else:
         fates = simulated_fates(model, rules, filter_fn, on_indivisible or CHOICES[0])
         new = twins_of(fates, lambda fate: train(simulated(fate), name=fate.site.names[0]))
         if not new:
             raise ArgumentError("config", "no layer", "a config that means at least one layer with 8- or 4-bit weights")
         learns.check_used()
-        put_in(model, fates, new, "prepare_qat_", cast(FqnConfig, rules), filter_fn)
-    warn_of_bad_starts((names[0], layer) for names, layer in new)
+        put_new = partial(put_in, model, fates, new, "prepare_qat_", cast(FqnConfig, rules), filter_fn)
+    with undone_on_error(as_it_is(model)):  # a warning that the caller made an error is one, too
+        put_new()
+        warn_of_bad_starts((names[0], layer) for names, layer in new)
     return model
 
 

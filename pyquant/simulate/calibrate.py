@@ -147,7 +147,8 @@ def unchanged(targets: list[Target], *, only_on_error: bool = False) -> Iterator
     """Ranges, schemes and modes as they were after the block, in any case or only should it raise."""
     fakes = [target.fake for target in targets]
     before = [{name: getattr(fake, name) for name in _STATE} for fake in fakes]
-    tensors = [(t, t.clone()) for fake in fakes for t in (fake.scale.data, fake.zero_point) if t is not None]
+    numbers = [(fake.scale.data, fake.zero_point, getattr(fake, "floor", None)) for fake in fakes]  # learned: a floor
+    tensors = [(t, t.clone()) for of_fake in numbers for t in of_fake if t is not None]
     schemes = [(target.layer, target.layer.scheme) for target in targets if target.layer is not None]
     is_done = False
     try:

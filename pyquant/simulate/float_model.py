@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.layer import SimulatedLayer
 
 Parameters = tuple[Tensor, Tensor | None]  # weight and bias
+_STALE: Final = -2  # no tensor's count of changes
 
 
 class Originals:
@@ -33,6 +34,15 @@ class Originals:
         pairs = zip(self._replaced_by, (layer.weight, layer.bias), strict=True)
         return all(was is now and version == _version(now) for (was, version), now in pairs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the counts of changes: those of tensors that are loaded begin anew."""
+        replaced = [(tensor, version == _version(tensor)) for tensor, version in self._replaced_by]
+        return {"weight": self.weight, "bias": self.bias, "replaced_by": replaced}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        self.weight, self.bias = held["weight"], held["bias"]
+        self._replaced_by = [(t, _version(t) if is_current else _STALE) for t, is_current in held["replaced_by"]]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Originals:
         new = Originals.__new__(Originals)
         new.weight, new.bias = copy.deepcopy(self.weight, memo), copy.deepcopy(self.bias, memo)
@@ -40,7 +50,7 @@ class Originals:
         for tensor, version in self._replaced_by:
             copied = copy.deepcopy(tensor, memo)
             # a copy begins to count anew: what is stale stays so
-            new._replaced_by.append((copied, _version(copied) if version == _version(tensor) else -1))
+            new._replaced_by.append((copied, _version(copied) if version == _version(tensor) else _STALE))
         return new
 
 

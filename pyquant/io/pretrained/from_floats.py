@@ -27,7 +27,7 @@ from pyquant.nn.forms import form_of, linears_of
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Config, Filter, Owner
 from pyquant.nn.state import device_of
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.swap import Undo, as_it_is, swap_modules, undone_on_error
 
 ProgressCall = Callable[[int, int, str], None]
 
@@ -88,10 +88,11 @@ def quantize_checkpoint_(
     weights = FloatWeights(model, source, lambda name: name if rename is None else new_name(rename(name)))
     reading = Reading(weights, lambda _: target, progress)
     options: dict[str, Any] = {"embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible}
-    read_and_quantise(model, reading, config, filter_fn, options, target)
-    if weights.unused:
-        what = f"{source.directory}: {type(model).__name__} has no place for the tensors {listed(weights.unused)}"
-        warnings.warn(f"quantize_checkpoint_: {what}", QuantizationWarning, stacklevel=2)
+    with undone_on_error(as_it_is(model)):
+        read_and_quantise(model, reading, config, filter_fn, options, target)
+        if weights.unused:  # a warning that the caller made an error is one, too
+            what = f"{source.directory}: {type(model).__name__} has no place for the tensors {listed(weights.unused)}"
+            warnings.warn(f"quantize_checkpoint_: {what}", QuantizationWarning, stacklevel=2)
     return model
 
 

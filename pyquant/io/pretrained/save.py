@@ -26,14 +26,13 @@ from pyquant.io.atomic import put_beside
 from pyquant.io.compressed_tensors import NARROW, narrow_inputs
 from pyquant.io.prepare import check_layers, check_tensors, config_of, parts_of
 from pyquant.io.pretrained.expert_files import Matrix, matrices_of
-from pyquant.nn import refusals
+from pyquant.nn import foreign_saves, refusals
 from pyquant.nn.chain import QResidual
 from pyquant.nn.experts import QExperts
 from pyquant.nn.forms import exposed
 from pyquant.nn.fuse import fused_activations
 from pyquant.nn.gated_feed import gated_feeds
 from pyquant.nn.hadamard_linear import HadamardLinear
-from pyquant.nn.linear_state import LinearState
 from pyquant.nn.offloaded import refuse_offloaded
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
@@ -369,14 +368,8 @@ def _stored_before(model: nn.Module, quantised: list[str]) -> set[str]:
 
 def state_without_codes(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
     """The state_dict of a model but for its quantised layers, which would unpack the codes of all of them for it."""
-    layers = [module for module in model.modules() if isinstance(module, LinearState)]
-    try:
-        for layer in layers:
-            layer.__dict__["_save_to_state_dict"] = lambda *_: None
+    with foreign_saves.without_codes():
         return model.state_dict(keep_vars=keep_vars)
-    finally:
-        for layer in layers:
-            layer.__dict__.pop("_save_to_state_dict", None)
 
 
 def is_inside(key: str, modules: list[str] | set[str]) -> bool:

@@ -12,8 +12,9 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import Inputs, evaluating, inputs_of
+from pyquant.calibrate.run import Inputs, inputs_of
 from pyquant.core import arguments
+from pyquant.core.modes import evaluating
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.mixed_precision.choices.formats import Format, formats_of

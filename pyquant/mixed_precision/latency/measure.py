@@ -15,6 +15,7 @@ from pyquant.core import arguments
 from pyquant.core.dtypes import dtype_name
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment, library_digest
+from pyquant.measure.gpu_timing import on_device
 from pyquant.measure.timing import Clock, make_clock, using_threads
 from pyquant.mixed_precision.choices.groups import Grouping
 from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
@@ -97,7 +98,7 @@ def measure_latency(
             filter_fn=filter_fn,
         )
     task = Task(switchable, *example_of(switchable, example_inputs), effort, seed, progress or silent)
-    with using_threads(threads), torch.inference_mode():
+    with using_threads(threads), on_device(switchable.device), torch.inference_mode():
         timer = clock_of(clock, switchable)
         plan = _plan(switchable, held_out, seed)
         has_borders = _look(task, plan, borders)
@@ -130,7 +131,7 @@ def measure_configurations(
     if not checked:
         raise ArgumentError("configs", "none", "at least one configuration")
     task = Task(switchable, *example_of(switchable, example_inputs), effort, seed, silent)
-    with torch.inference_mode():
+    with on_device(switchable.device), torch.inference_mode():
         timer = clock_of(clock, switchable)
         if isinstance(timer, StampClock):
             samples = samples_in_place(task, [], checked, timer)

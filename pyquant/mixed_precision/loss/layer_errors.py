@@ -10,8 +10,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import evaluating, inputs_of, too_few
+from pyquant.calibrate.run import inputs_of, too_few
 from pyquant.core import arguments
+from pyquant.core.modes import evaluating
 from pyquant.core.patches import Patches
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError

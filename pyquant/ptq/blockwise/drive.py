@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyquant.calibrate.run import Inputs
 from pyquant.core import arguments
+from pyquant.core.modes import outside_inference_mode
 from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError
 from pyquant.nn.swap import undone_on_error
@@ -86,7 +87,9 @@ def improved(
     that need blocks where there are none.
     """
     model = replay.module
-    with without_cache(model), Kept(way.cache) as kept, floating_point(model) if only_floats else nullcontext():
+    floats = floating_point(model) if only_floats else nullcontext()
+    # Parameters that are made in inference mode cannot be trained, nor can anything be learned in it.
+    with outside_inference_mode(), without_cache(model), Kept(way.cache) as kept, floats:
         plan = plan_of(replay, layers, way.blocks, kept, way.place, is_layer)
         if not plan.chains:
             way.refuse_without_blocks(plan.why_whole)
@@ -101,8 +104,8 @@ def improved(
                         undo.extend(state.put_back for state in stage.before)
                     if way.progress is not None:
                         way.progress(done, drive.total, stage.name)
-        if not only_floats:
-            tell_of_untouched(model, layers, drive.results)
+                if not only_floats:  # a warning that the caller made an error is one, too
+                    tell_of_untouched(model, layers, drive.results)
         return drive.results
 
 

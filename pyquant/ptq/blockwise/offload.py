@@ -46,7 +46,8 @@ class Place:
         """The block is in its place inside; afterwards where it was."""
         home = None
         try:
-            home = self._enter(block)
+            home = self._bring(block)
+            self._enter(block)
             yield
         finally:
             self._leave(block, home)
@@ -61,7 +62,8 @@ class Place:
 
         def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             return_all()  # a pass that ended inside a block left it there
-            away.append((block, self._enter(block)))
+            away.append((block, self._bring(block)))  # before it moves: a move that fails half way is taken back
+            self._enter(block)
             moved: tuple[Any, Any] = to_device((args, kwargs), self.device)
             return moved
 
@@ -81,13 +83,15 @@ class Place:
                 undo.callback(block.register_forward_hook(leave, prepend=True).remove)
             yield
 
-    def _enter(self, block: nn.Module) -> torch.device:
+    def _bring(self, block: nn.Module) -> torch.device:
+        """The block has its numbers; where they lie."""
         if self.residence is not None:
             self.residence.bring(block)
-        home = home_of(block)
+        return home_of(block)
+
+    def _enter(self, block: nn.Module) -> None:
         if self.device is not None:
             block.to(self.device)
-        return home
 
     def _leave(self, block: nn.Module, home: torch.device | None) -> None:
         if self.residence is not None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import evaluating
 from pyquant.core import arguments
+from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.flow import call
 from pyquant.nn.linear_state import LinearState

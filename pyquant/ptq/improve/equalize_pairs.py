@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from pyquant.calibrate.run import evaluating
+from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.ptq.improve import smooth_rules as rules

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from pyquant.calibrate.run import evaluating
 from pyquant.core import arguments
+from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.sites import Config
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of, mean_error

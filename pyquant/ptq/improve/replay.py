@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import Inputs, evaluating, inputs_of, too_few
+from pyquant.calibrate.run import Inputs, inputs_of, too_few
 from pyquant.core import arguments
+from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError
 from pyquant.nn.flow import first_given
 

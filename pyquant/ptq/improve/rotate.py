@@ -10,8 +10,8 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import evaluating
 from pyquant.core import arguments
+from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError
 from pyquant.nn.flow import call
 from pyquant.nn.hadamard_linear import HadamardLinear
