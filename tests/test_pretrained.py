@@ -139,6 +139,22 @@ def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
     assert loaded[0] is loaded[1]  # type: ignore[index]
 
 
+def test_tied_tensors_may_hold_nan(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e, self.l, self.h = nn.Embedding(8, 16), nn.Linear(16, 16), nn.Linear(16, 8, bias=False)
+            self.h.weight = self.e.weight
+
+    model = Tied()
+    with torch.no_grad():
+        model.e.weight[3, 3] = torch.nan
+    pyquant.save_pretrained(pyquant.quantize_(model, {"l": W8A8Dynamic()}), tmp_path)
+    again = pyquant.load_pretrained(tmp_path, Tied)
+    assert again.h.weight is again.e.weight  # type: ignore[union-attr]
+    assert again.e.weight.isnan().nonzero().tolist() == [[3, 3]]  # type: ignore[union-attr]
+
+
 def test_a_float_model_and_a_single_layer(tmp_path: Path) -> None:
     plain = nn.Linear(4, 3)
     pyquant.save_pretrained(plain, tmp_path / "a")

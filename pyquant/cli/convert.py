@@ -103,10 +103,7 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("PATH", f"{args.path}, no such file or folder", _PATH_HELP)
     if given and not Path(args.path).is_dir():
         raise ArgumentError("PATH", f"{args.path}, a file, with {given}", _PATH_HELP)
-    if Path(args.out).exists():
-        if not Path(args.out).is_dir():
-            raise ArgumentError("OUT", f"{args.out}: a file", "a folder, new or existing")
-        refuse_foreign(Path(args.out), os.listdir(args.out))  # before the work, not after it
+    _check_out(args.out)
     if args.data:
         model, what = _of_data(args)
     else:
@@ -119,12 +116,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_out(out: str) -> None:
+    """What can be known of where the work will go, before the work and not after it."""
+    if not out:
+        raise ArgumentError("OUT", "nothing", "a folder, new or existing")
+    place = Path(out)
+    if place.is_dir():
+        refuse_foreign(place, os.listdir(place))
+        return
+    if place.is_symlink() and not place.exists():
+        raise ArgumentError("OUT", f"{out}: a link to nothing", "a folder, new or existing")
+    there = next((path for path in (place, *place.absolute().parents) if path.exists()), place)
+    if not there.is_dir():
+        raise ArgumentError("OUT", f"{out if there == place else there}: a file", "a folder, new or existing")
+
+
 def _of_codes(args: argparse.Namespace) -> tuple[nn.Module, str]:
     import pyquant
 
     activations = args.activations or ACTIVATIONS_AS[0]
     options = {"activations": activations, "drop_kv_cache_scheme": args.drop_kv_cache_scheme}
     found = open_foreign(args.path, **options)  # before anything is built: what is wrong is told at once
+    if Path(args.path).is_file() and not args.model:
+        raise ArgumentError("--model", "none, for a GGUF file", f"{MODEL_HELP}: the file names no class")
     with ProgressBar("convert", 3) as shown:
         shown.step("building the model")
         model = model_factory(args.model, "--model")() if args.model else empty_model(Path(args.path), "PATH")

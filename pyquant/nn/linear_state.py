@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from pyquant.nn.weight_view import Form, QWeight, weight_of
 from pyquant.ops import plan, values
 
 Self = TypeVar("Self", bound="LinearState")
+_OF_CODES: Final = ("weight_scale", "weight_zero_point")  # what codes mean nothing without
 
 
 def _number(name: str) -> Any:
@@ -341,8 +342,8 @@ class LinearState(nn.Module):
         if own not in taken and isinstance(here.get(other), Tensor):
             got = f"{prefix}{other}: {describe(here[other])} for a layer of scheme {self.scheme}"
             wrong = f"{got}, which takes {own} {self.state_slots[own].text}; load a float state before quantize_"
-        elif own in taken and "weight_scale" in self.state_slots and "weight_scale" not in here:
-            wrong = f"{prefix}{own}: codes without their {prefix}weight_scale"
+        elif own in taken and (lacking := [n for n in _OF_CODES if n in self.state_slots and n not in here]):
+            wrong = f"{prefix}{own}: codes without their {prefix}{lacking[0]}"
         elif taken and device.type == "meta" and not assign:
             wrong = f"{place}: is on the meta device; use load_state_dict(..., assign=True)"
         if wrong or not taken:

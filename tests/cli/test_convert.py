@@ -159,3 +159,22 @@ def test_the_model_is_what_config_json_names(folder: Path, capsys: pytest.Captur
     direct = pyquant.load_quantized_(BertForMaskedLM(config), path).eval()
     ids = torch.arange(30).reshape(2, 15)
     assert torch.equal(again(input_ids=ids).logits, direct(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("out", ["", "dangling", "file/inside", "file"])
+def test_where_nothing_can_be_saved_is_told_before_the_work(
+    out: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "file").write_text("")
+    monkeypatch.setattr("pyquant.cli.convert.open_foreign", lambda *_, **__: pytest.fail("the work has begun"))
+    assert main(["convert", str(written(folder)), out, "--model", "nets:build"]) == 2
+    assert "argument 'OUT'" in capsys.readouterr().err
+
+
+def test_a_gguf_file_needs_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import gguf_file
+
+    gguf_file.write(folder / "m.gguf", {"general.architecture": "toy"}, {"a": gguf_file.plain(torch.zeros(2, 2))})
+    assert main(["convert", "m.gguf", "ours"]) == 2
+    assert "argument '--model': got none, for a GGUF file" in capsys.readouterr().err

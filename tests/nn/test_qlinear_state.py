@@ -243,3 +243,11 @@ def test_codes_of_a_state_are_plain_tensors_in_files_and_arithmetic() -> None:
     loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=True)["weight"]
     assert [type(t) for t in (loaded, codes.detach(), codes + 1, codes.float(), codes[0])] == [torch.Tensor] * 5
     accept.t0(loaded, codes)
+
+
+def test_codes_are_not_read_by_the_zero_points_of_others() -> None:
+    symmetric, affine = layer(W4A16(32), 64, 24), layer(W4A16(32, symmetric=False), 64, 24)
+    before = {name: t.clone() for name, t in affine.state_dict().items()}
+    with pytest.raises(RuntimeError, match="codes without their weight_zero_point"):
+        affine.load_state_dict(symmetric.state_dict(), strict=False)
+    assert all(torch.equal(t, before[name]) for name, t in affine.state_dict().items())

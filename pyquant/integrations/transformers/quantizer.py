@@ -41,7 +41,7 @@ class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer): 
             super()._process_model_before_weight_loading(model, **kwargs)
             return
         self._model, tells_sizes = model, isinstance(kwargs.get("device_map"), str)
-        self._takeover = Takeover(model, Path(files[0]).parent, _renamer(model), tells_sizes)
+        self._takeover = Takeover(model, [Path(file) for file in files], _renamer(model), tells_sizes)
         if self._takeover.not_here:
             _LOGGER.info(f"{type(model).__name__} has no place for the layers {', '.join(self._takeover.not_here)}")
 

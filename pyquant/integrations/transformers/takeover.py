@@ -8,7 +8,7 @@ its place, without a parameter that anything could be loaded into.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,17 @@ class Takeover:
     """The quantised layers of a directory and their places in a model, which holds a Held in each until finish().
 
     model      of transformers, on the meta device. On an error it is of no use any more.
-    directory  with the files that transformers is about to load.
+    files      that transformers is about to load, all in one directory.
     rename     (name of a tensor in a file) -> what transformers calls it in this model.
     tells_sizes   whether a device map is still to be made, by sizes.
     not_here   names of layers in the files that the model has no place for, such as the head of which it is the body.
     Raises CheckpointError for what cannot be read exactly.
     """
 
-    def __init__(self, model: Any, directory: Path, rename: Callable[[str], str], tells_sizes: bool = False) -> None:
+    def __init__(
+        self, model: Any, files: Sequence[Path], rename: Callable[[str], str], tells_sizes: bool = False
+    ) -> None:
+        directory, self._files = files[0].parent, [file.name for file in files]
         self._rename, self._prefix = rename, head_prefix(model)
         self._ignores = ignored_names(model)
         self._experts = ExpertNames(model)
@@ -121,7 +124,7 @@ class Takeover:
 
     def _foreign(self, model: nn.Module, directory: Path) -> Layers:
         """Of another tool's directory: layers by the names of its files, experts one by one."""
-        checkpoint = open_foreign(directory, drop_kv_cache_scheme=True)
+        checkpoint = open_foreign(directory, drop_kv_cache_scheme=True, files=self._files)
         homes = {name: self._place(name) for name in checkpoint.layers}
         homes = {name: home for name, home in homes.items() if not self._ignores(f"{home.module}.weight")}
         wanted = {home.module for home in homes.values()}

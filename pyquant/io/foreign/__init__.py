@@ -6,7 +6,7 @@ One file a format: what its tensors and words mean. It knows no module and impor
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -47,6 +47,11 @@ class ForeignCheckpoint:
         taken = {key for keys in owned.values() for key in keys} | reader.dropped()
         self._others = sorted(key for key in source if key not in taken)
 
+    def check_rules(self) -> None:
+        """Raise CheckpointError, or warn, where names alone do not say what a tensor is in the model."""
+        if isinstance(self._source, gguf.Source):
+            self._source.check_rules()
+
     def read_layers(self, names: Iterable[str] | None = None) -> Iterator[ForeignLayer]:
         """One layer after the other, of these names (None: all); nothing of one that was given is kept."""
         return map(self._reader.read, self.layers if names is None else names)
@@ -58,20 +63,25 @@ class ForeignCheckpoint:
 
 
 def open_foreign(
-    path: str | os.PathLike[str], *, activations: str = "file", drop_kv_cache_scheme: bool = False
+    path: str | os.PathLike[str],
+    *,
+    activations: str = "file",
+    drop_kv_cache_scheme: bool = False,
+    files: Sequence[str] | None = None,
 ) -> ForeignCheckpoint:
     """A directory that another tool wrote, or a GGUF file; its tensors are not read yet.
 
     activations, drop_kv_cache_scheme   as in load_quantized_.
+    files   names of the safetensors files that are the model, where another reader has found them.
     Raises CheckpointError naming file, what was found and what is allowed; ArgumentError for wrong arguments.
     """
     arguments.one_of("activations", activations, ACTIVATIONS_AS)
     options = Options(activations, arguments.flag("drop_kv_cache_scheme", drop_kv_cache_scheme))
     where = file_path("path", path)
-    if where.suffix == ".gguf":
+    if where.is_file() or where.suffix == ".gguf":  # a link into a cache of blobs has no name that tells
         blocks = gguf.Source(where)
         return ForeignCheckpoint(blocks, "gguf", gguf.Reader(blocks, options))
-    source = Source(where)
+    source = Source(where, files=files)
     method = source.method.get("quant_method")
     if not isinstance(method, str) or method not in READERS:
         raise CheckpointError(

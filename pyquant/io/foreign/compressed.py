@@ -154,13 +154,14 @@ class Reader:
         return self.source.read(key, *dtypes, shape=shape) if key in self.source else None
 
     def _group_of(self, name: str) -> _Group:
-        """The group whose targets name the layer, name it by a pattern, or name its class: in this order."""
+        """The group whose targets name the layer, name it by a pattern, or name its class: in this order; of several
+        patterns the one that compressed-tensors takes, the first by its text (match_targets)."""
         for group in self._groups:
             if name in group.targets:
                 return group
-        for group in self._groups:
-            if any(pattern.matches(name) for pattern in group.patterns):
-                return group
+        matching = [(p.text[3:-3], i) for i, g in enumerate(self._groups) for p in g.patterns if p.matches(name)]
+        if matching:
+            return self._groups[min(matching)[1]]
         found = [g for g in self._groups if "Linear" in g.targets] or [g for g in self._groups if _classes(g)]
         if len(found) == 1:
             return found[0]

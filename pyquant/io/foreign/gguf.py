@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from pyquant.errors import CheckpointError
+from pyquant.core.names import listed
+from pyquant.errors import CheckpointError, QuantizationWarning
 from pyquant.io.foreign.gguf_header import TYPES, Block, read_header
 from pyquant.io.foreign.record import ForeignLayer, Options, foreign_layer
 from pyquant.io.foreign.tensors import BytesOf, as_tensor
@@ -50,6 +52,16 @@ _INSIDE: Final = {
 }
 _BANKS: Final = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _MAX_EXPERTS: Final = 2**16
+_SORTED_THERE: Final = "rows of q and k in the order of its rotation"
+_NORMS_THERE: Final = "weights of norms with 1 added"
+_QKV_THERE: Final = "rows of q, k and v in another order"
+# Architectures of which llama.cpp's convert_hf_to_gguf.py stores something otherwise than transformers, and what.
+_CHANGED: Final = {
+    **dict.fromkeys(("arcee", "baichuan", "deci", "granite", "granitemoe", "internlm2"), _SORTED_THERE),
+    **dict.fromkeys(("minicpm", "olmo", "smollm3", "xverse"), _SORTED_THERE),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "nemotron", "qwen3next"), _NORMS_THERE),
+    **dict.fromkeys(("bloom", "falcon", "gptneox"), _QKV_THERE),
+}
 _COMPUTED: Final = ("rope_freqs.weight",)  # models compute them
 _NAME: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 _HEADS: Final = {"attn_q": "head_count", "attn_k": "head_count_kv"}
@@ -66,6 +78,9 @@ class Source:
         header = read_header(self._file)
         self.words, self.config, self.method = header.words, dict[str, Any](), dict[str, Any]()
         self.architecture = header.words.get("general.architecture")
+        if (parts := header.words.get("split.count", 0)) not in (0, 1):
+            got = f"{path}: one of {str(parts)[:40]} parts"
+            raise CheckpointError(f"{got}; allowed: a whole model (llama-gguf-split --merge joins them)")
         self._own: dict[str, str] = {}
         self._blocks: dict[str, Block] = {}
         for name, block in header.tensors.items():
@@ -133,6 +148,22 @@ class Source:
         else:
             yield _OUTSIDE.get(name, name) if self.architecture in _ARCHITECTURES else name, block
 
+    def check_rules(self) -> None:
+        """Raise CheckpointError where llama.cpp's converter changes numbers of the architecture otherwise than _rows
+        knows; warn of one that nobody has looked at: names alone do not take such changes back."""
+        if self.architecture in _ARCHITECTURES or not isinstance(self.architecture, str):
+            return
+        if self.architecture in _CHANGED:
+            what = _CHANGED[self.architecture]
+            got = f"{self.directory}: architecture '{self.architecture}', of which llama.cpp stores {what}"
+            raise CheckpointError(f"{got}; allowed: {listed(list(_ARCHITECTURES))}, and others whose tensors it leaves")
+        warnings.warn(
+            f"{self.directory}: architecture '{self.architecture[:40]}': tensors are taken as the file has them; "
+            "llama.cpp's converter reorders rows or changes norms of some models: compare results with the float model",
+            QuantizationWarning,
+            stacklevel=2,
+        )
+
     def _rows(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Where each row of the model lies in the file; None: in its place."""
         own = _NAME.fullmatch(self._own[name])
@@ -141,6 +172,8 @@ class Source:
         heads = self.words.get(
             f"{_SORTED}.attention.{_HEADS[own[2]]}", self.words.get(f"{_SORTED}.attention.head_count")
         )
+        if isinstance(heads, tuple) and int(own[1]) < len(heads):  # a number for each layer
+            heads = heads[int(own[1])]
         if not isinstance(heads, int) or heads < 1 or shape[0] % (2 * heads):
             got = f"{shape[0]} rows for {str(heads)[:40]} heads"
             raise CheckpointError(f"{self.directory}: tensor '{name}': {got}; allowed: an even number a head")

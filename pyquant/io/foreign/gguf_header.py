@@ -15,6 +15,7 @@ from pyquant.io.record import NAMES, is_safe_name
 MAX_HEADER: Final = 2**27  # bytes; a vocabulary takes a tenth of it
 _MAX_COUNT: Final = 2**22  # words, tensors, elements of a list
 _MAX_TEXT: Final = 2**20
+_MAX_LAYERS: Final = 4096  # numbers of a list that may say something of each layer
 _PIECE: Final = 2**20
 _VERSIONS: Final = (2, 3)
 _TEXT, _LIST = 8, 9
@@ -54,7 +55,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Header:
-    """words    the numbers and texts of the file, without lists.   tensors  by name."""
+    """words    numbers and texts of the file, short lists of numbers as tuples, others as ().   tensors  by name."""
 
     words: dict[str, Any]
     tensors: dict[str, Block]
@@ -91,7 +92,7 @@ class _Cursor:
         return self.take(self.count(_MAX_TEXT, "bytes of text")).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
-        """A number or a text; a list is passed over, and is None."""
+        """A number, a text, or a short list of numbers as a tuple; another list is passed over, and is ()."""
         if kind == _TEXT:
             return self.text()
         if kind in _NUMBERS:
@@ -99,6 +100,8 @@ class _Cursor:
         if kind != _LIST:
             raise CheckpointError(f"{self.file.path}: a word of type {kind}; allowed: 0 to 12")
         inner, count = self.number("I"), self.count(_MAX_COUNT, "elements of a list")
+        if inner in _NUMBERS and count <= _MAX_LAYERS:
+            return tuple(self.number(_NUMBERS[inner]) for _ in range(count))
         if inner in _NUMBERS:
             self.skip(count * struct.calcsize(f"<{_NUMBERS[inner]}"))
         elif inner == _TEXT:
@@ -106,7 +109,7 @@ class _Cursor:
                 self.skip(self.count(_MAX_TEXT, "bytes of text"))
         else:
             raise CheckpointError(f"{self.file.path}: a list of type {inner}; allowed: numbers and texts")
-        return None
+        return ()
 
     def skip(self, size: int) -> None:
         if self.at + size > min(MAX_HEADER, self.file.size):
@@ -120,6 +123,8 @@ def read_header(file: BytesOf) -> Header:
     if file.size < 24 or cursor.take(4) != b"GGUF":
         raise CheckpointError(f"{path}: no GGUF file")
     version = cursor.number("I")
+    if version in (v << 24 for v in _VERSIONS):
+        raise CheckpointError(f"{path}: big-endian; allowed: little-endian files")
     if version not in _VERSIONS:
         raise CheckpointError(f"{path}: version {version}; allowed: {' or '.join(map(str, _VERSIONS))}")
     tensors, pairs = cursor.count(_MAX_COUNT, "tensors"), cursor.count(_MAX_COUNT, "words")
@@ -135,7 +140,7 @@ def read_header(file: BytesOf) -> Header:
     if not isinstance(alignment, int) or not 1 <= alignment <= 2**16:
         raise CheckpointError(f"{path}: alignment {str(alignment)[:40]}; allowed: 1 to 65536")
     base = -(-cursor.at // alignment) * alignment
-    return Header({key: v for key, v in said.items() if v is not None}, _placed(path, infos, base, file.size))
+    return Header(said, _placed(path, infos, base, file.size))
 
 
 def _info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from pyquant.io.foreign.tensors import Span, TensorFile, words_of
 from pyquant.io.manifest import CONFIG, FILE, INDEX
 from pyquant.io.strict_json import MAX_BYTES
 
+WEIGHTS: Final = "model.safetensors"
 QUANTIZE_CONFIG: Final = "quantize_config.json"  # of AutoGPTQ and GPTQModel, in older files the only one
 _SHARD: Final = re.compile(r"[\w-][\w.-]{0,200}\.safetensors", re.ASCII)
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -62,13 +63,15 @@ class Source(Tensors):
     """The tensors of a directory under their names, and what its config.json says.
 
     is_float  whether the directory is to hold a model in floating point, or codes.
+    files     safetensors files of it, of which some other reader has found that they are the model; None: they are
+              looked for in transformers' order.
     config    contents of config.json without `quantization_config`.
     method    `quantization_config`, or the contents of quantize_config.json; of floats nothing.
     metadata  what the safetensors files carry beside their tensors, of all of them.
     Raises CheckpointError naming file, what was found and what is allowed; nothing else.
     """
 
-    def __init__(self, directory: Path, *, is_float: bool = False) -> None:
+    def __init__(self, directory: Path, *, is_float: bool = False, files: Sequence[str] | None = None) -> None:
         self.directory = directory
         names = _names(directory)
         if FILE in names:
@@ -89,7 +92,7 @@ class Source(Tensors):
                 f"{directory / CONFIG}: {got}; a model in floating point needs quantize_checkpoint_, or --scheme"
             )
         self.method: dict[str, Any] = method or {}
-        self._home = _homes(directory, names)
+        self._home = _homes(directory, names) if files is None else _homes_in(directory, files)
         self._files: dict[str, TensorFile] = {}
         self.metadata: dict[str, str] = {}
         for file in dict.fromkeys(self._home.values()):
@@ -122,7 +125,10 @@ def _names(directory: Path) -> set[str]:
 
 
 def _homes(directory: Path, names: set[str]) -> dict[str, str]:
-    """{tensor: file}: as the index says, or of the one safetensors file that there is."""
+    """{tensor: file}: of model.safetensors, else as the index says, else of the one safetensors file that there is.
+    Folders hold others beside: an adapter, a copy in another format, the index of a save before the last one."""
+    if WEIGHTS in names:
+        return _homes_in(directory, [WEIGHTS])
     if INDEX in names:
         homes = read_words(directory / INDEX).get("weight_map")
         if not isinstance(homes, Mapping) or not homes:
@@ -136,5 +142,12 @@ def _homes(directory: Path, names: set[str]) -> dict[str, str]:
         pickles = sorted(name for name in names if name.endswith(_PICKLES))
         hint = f" ({pickles[0]} is a pickle, which can run any code: it is never read)" if pickles and not files else ""
         got = listed(files) or "no safetensors file"
-        raise CheckpointError(f"{directory}: {got}{hint}; allowed: one, or {INDEX}")
-    return dict.fromkeys(TensorFile(directory / files[0]).spans, files[0])
+        raise CheckpointError(f"{directory}: {got}{hint}; allowed: {WEIGHTS}, {INDEX}, or one file of any name")
+    return _homes_in(directory, files)
+
+
+def _homes_in(directory: Path, files: Sequence[str]) -> dict[str, str]:
+    for file in files:
+        if not _SHARD.fullmatch(file):
+            raise CheckpointError(f"{directory / file}: no safetensors file; allowed: these alone")
+    return {name: file for file in files for name in TensorFile(directory / file).spans}

@@ -140,7 +140,7 @@ def assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo])
         if id(old) not in placed:
             value = saved.to("cpu" if old.is_meta else old.device)
             placed[id(old)] = nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
-        elif not torch.equal(placed[id(old)].detach().cpu(), saved):
+        elif not _are_same(placed[id(old)].detach().cpu(), saved):
             raise CheckpointError(
                 f"tensor '{key}' is tied to another in the model; the checkpoint has two different ones"
             )
@@ -152,6 +152,13 @@ def assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo])
             held = skeleton.get_submodule(owner_name).__dict__["_parameters"]
             undo.append(partial(held.__setitem__, name, old))
             held[name] = placed[id(old)]
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bits, NaN included."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
 def refill(skeleton: nn.Module, undo: list[Undo]) -> None:

@@ -83,6 +83,7 @@ def place(
     """Put a foreign checkpoint's layers and tensors into a model, all of them or none."""
     from pyquant.integrations import transformers  # never at import: it is another library's business
 
+    checkpoint.check_rules()
     experts, ignores = ExpertNames(model), transformers.ignored_names(model)
     homes = {name: experts.place(_layer_name(renamed, name)) for name in checkpoint.layers}
     homes = {name: home for name, home in homes.items() if not ignores(f"{home.module}.weight")}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ from pyquant.nn.match import FqnConfig
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Filter, Owner, find_owners
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.swap import Undo, as_it_is, swap_modules, undone_on_error
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.ranges import calibrate_by
@@ -45,7 +45,7 @@ from pyquant.ptq.run import recipe_of
 from pyquant.ptq.selective import SelectiveQuantizer
 from pyquant.ptq.shards.before import improved_before
 from pyquant.ptq.shards.floats import Floats, Run
-from pyquant.ptq.shards.outline import as_it_is, blocks_of, empty_, tensors_in
+from pyquant.ptq.shards.outline import blocks_of, empty_, tensors_in
 from pyquant.ptq.shards.residence import FromFiles
 from pyquant.ptq.shards.store import Store
 from pyquant.recipe import Recipe, is_recipe
@@ -54,6 +54,10 @@ from pyquant.simulate.insert import replace_simulating, simulated
 from pyquant.simulate.kinds import SIMULATED, is_simulated
 
 UNFINISHED = ".unfinished"
+# What runs write there: journals, blocks, inputs of blocks, marks, temporaries.
+_OURS: Final = re.compile(
+    r"(blocks|errors)\.journal|block-[0-9a-f]{16}\.safetensors|\d{8}\.safetensors|checked|\.pyquant-[0-9a-f]{32}(\.file)?\.tmp"
+)
 
 
 @torch.no_grad()
@@ -135,7 +139,7 @@ def quantize_files(
     early, late = parted(names)
     improvers_of(late, count or 2)  # what cannot be done is told first
     target = file_path("out", out)
-    folder = file_path("save_to", save_to) if save_to is not None else target.with_name(target.name + UNFINISHED)
+    folder = file_path("save_to", save_to) if save_to is not None else _unfinished(target)
     source = Source(file_path("path", path), is_float=True)
     way = Way(blocks, device, cache, folder, progress)
     undo = as_it_is(model)
@@ -159,10 +163,32 @@ def quantize_files(
             warnings.warn(f"quantize_files: {what}", QuantizationWarning, stacklevel=2)
         digest = write(model, target, recipe=recipe, source=work.store)
     if save_to is None:
-        for journal in folder.glob(f"**/{JOURNAL}"):  # first: without it nothing counts as finished
-            journal.unlink()
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     return digest
+
+
+def _unfinished(target: Path) -> Path:
+    """Where what is finished lies until the end. Raises ArgumentError where something else lies there."""
+    target = Path(os.path.abspath(target))  # '.' has no name
+    folder = target.with_name(target.name + UNFINISHED)
+    if other := [path for path in _files_in(folder) if not _OURS.fullmatch(path.name)]:
+        got = f"{target.name}, beside which {folder.name} holds {listed([str(p.relative_to(folder)) for p in other])}"
+        raise ArgumentError("out", got, "a name beside which nothing of yours has this one")
+    return folder
+
+
+def _remove(folder: Path) -> None:
+    """The files of an unfinished run, and folders that are empty then: nothing that someone has put beside them."""
+    files = [path for path in _files_in(folder) if _OURS.fullmatch(path.name)]
+    for path in sorted(files, key=lambda path: path.name != JOURNAL):  # without it nothing counts as finished
+        path.unlink(missing_ok=True)
+    for place in sorted([folder, *(path for path in folder.glob("**/*") if path.is_dir())], reverse=True):
+        with suppress(OSError):
+            place.rmdir()
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("**/*") if path.is_symlink() or not path.is_dir()]
 
 
 @dataclass

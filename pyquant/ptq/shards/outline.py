@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,6 @@ from pyquant.errors import ArgumentError
 from pyquant.io.pretrained.float_weights import FloatWeights
 from pyquant.nn.forms import has_form
 from pyquant.nn.sites import Owner
-from pyquant.nn.swap import Undo
 from pyquant.ptq.blockwise.drive import Way
 from pyquant.ptq.blockwise.find import IsLayer, block_lists
 from pyquant.ptq.shards.residence import FromFiles
@@ -31,14 +28,6 @@ def empty_(model: nn.Module) -> None:
         for key, buffer in module._buffers.items():
             if buffer is not None and not buffer.is_meta and key not in module._non_persistent_buffers_set:
                 module._buffers[key] = torch.empty_like(buffer, device="meta")
-
-
-def as_it_is(model: nn.Module) -> list[Undo]:
-    """The steps that give a model its modules, parameters and buffers of now again."""
-    held: list[dict[str, Any]] = []
-    for module in model.modules():
-        held += [module._parameters, module._buffers, module._modules]
-    return [partial(_put_back, one, dict(one)) for one in held]
 
 
 def is_float_layer(module: nn.Module) -> bool:
@@ -89,8 +78,3 @@ def tensors_in(block: nn.Module, name: str, apart: Mapping[str, nn.Module] | Non
     inside = tuple(f"{other}." for other in apart or {})
     state = block.state_dict(prefix=f"{name}." if name else "")
     return {key: t for key, t in state.items() if isinstance(t, Tensor) and not key.startswith(inside)}
-
-
-def _put_back(held: dict[str, Any], before: dict[str, Any]) -> None:
-    held.clear()
-    held.update(before)

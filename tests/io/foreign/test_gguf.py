@@ -17,6 +17,7 @@ from torch import nn
 
 import pyquant
 from pyquant.errors import CheckpointError
+from pyquant.io.foreign.gguf import Source
 from pyquant.nn.qlinear import QLinear
 
 needs_gguf = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
@@ -199,3 +200,63 @@ def test_random_damage_never_gives_another_error(tmp_path: Path) -> None:
         except CheckpointError:
             refusals += 1
     assert refusals > 100
+
+
+def llama(tmp_path: Path, heads_kv: Any) -> Any:
+    """q and k of two layers, rows as llama.cpp's converter sorts them; -> the model that was read, and the weights."""
+    q, k = torch.randn(16, 32), torch.randn(8, 32)  # 4 heads of 4 rows; 2 of k
+    sort = lambda w, heads: w.reshape(heads, 2, -1, w.shape[1]).transpose(1, 2).reshape(w.shape)  # noqa: E731
+    words = {"general.architecture": "llama", "llama.attention.head_count": 4}
+    words |= {} if heads_kv is None else {"llama.attention.head_count_kv": heads_kv}
+    tensors = {f"blk.{i}.attn_q.weight": gguf_file.plain(sort(q, 4)) for i in range(2)}
+    tensors |= {f"blk.{i}.attn_k.weight": gguf_file.plain(sort(k, 2)) for i in range(2)}
+    source = Source(gguf_file.write(tmp_path / "m.gguf", words, tensors))
+    read = [source.read(f"model.layers.{i}.self_attn.{n}_proj.weight") for i in range(2) for n in "qk"]
+    return all(torch.equal(a, b) for a, b in zip(read, (q, k, q, k), strict=True))
+
+
+@pytest.mark.parametrize("heads", [2, [2, 2]])
+def test_heads_are_a_number_or_one_for_each_layer(heads: Any, tmp_path: Path) -> None:
+    assert llama(tmp_path, heads)
+
+
+@pytest.mark.parametrize("heads", [[2], [2] * 5000, "2"])
+def test_heads_that_say_nothing_of_a_layer(heads: Any, tmp_path: Path) -> None:
+    """The default is the number of heads of q, which would be silently wrong."""
+    with pytest.raises(CheckpointError, match="heads"):
+        llama(tmp_path, heads)
+
+
+@pytest.mark.parametrize("name", ["granite", "gemma", "gemma3", "olmo", "falcon"])
+def test_what_is_stored_otherwise_is_refused(name: str, tmp_path: Path) -> None:
+    path = gguf_file.write(tmp_path / "m.gguf", WORDS | {"general.architecture": name}, toy_tensors())
+    with pytest.raises(CheckpointError, match=f"architecture '{name}', of which llama.cpp stores"):
+        pyquant.load_quantized_(Net(), path)
+
+
+def test_what_nobody_has_looked_at_is_warned_of(tmp_path: Path) -> None:
+    path = gguf_file.write(tmp_path / "m.gguf", WORDS, toy_tensors())
+    with pytest.warns(pyquant.QuantizationWarning, match="architecture 'toy'"):
+        pyquant.load_quantized_(Net(), path)
+
+
+def toy_tensors() -> dict[str, Any]:
+    return {"fc.weight": gguf_file.blocks("Q8_0", N, K, 1), "fc.bias": gguf_file.plain(torch.arange(N).float())}
+
+
+def test_a_part_of_a_split_file_and_other_byte_orders(tmp_path: Path) -> None:
+    path = gguf_file.write(tmp_path / "m.gguf", WORDS | {"split.count": 3}, toy_tensors())
+    with pytest.raises(CheckpointError, match="one of 3 parts"):
+        pyquant.load_quantized_(Net(), path)
+    data = bytearray(gguf_file.write(tmp_path / "m.gguf", WORDS, toy_tensors()).read_bytes())
+    data[4:8] = struct.pack(">I", 3)
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="big-endian"):
+        pyquant.load_quantized_(Net(), path)
+
+
+@pytest.mark.parametrize("name", ["M.GGUF", "0123abcd"])
+def test_a_file_of_any_name(name: str, tmp_path: Path) -> None:
+    """A hub's cache holds blobs."""
+    path, want = toy(tmp_path, "Q8_0")
+    accept.t1(weight(pyquant.load_quantized_(Net(), path.rename(tmp_path / name)).fc), want + 0.0)

@@ -281,3 +281,28 @@ def test_paths_that_are_none(tmp_path: Path) -> None:
             pyquant.load_quantized_(nn.Sequential(), path)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="No such file"):
         pyquant.load_quantized_(nn.Sequential(), tmp_path / "none")
+
+
+@pytest.mark.parametrize("beside", ["an adapter", "another format", "an index of a save before"])
+def test_model_safetensors_is_the_model_whatever_lies_beside(beside: str, tmp_path: Path) -> None:
+    """As transformers looks for it; its save_pretrained leaves the index of a save in shards."""
+    path = good(tmp_path)
+    want = pyquant.load_quantized_(foreign.Net(), path).state_dict()
+    if beside == "an index of a save before":
+        weight_map = dict.fromkeys(tensors(), "model-00001-of-00002.safetensors")
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    else:
+        name = {"an adapter": "adapter_model.safetensors", "another format": "consolidated.safetensors"}[beside]
+        (path / name).write_bytes((path / "model.safetensors").read_bytes()[:40])
+    got = pyquant.load_quantized_(foreign.Net(), path).state_dict()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_files_that_another_reader_has_found(tmp_path: Path) -> None:
+    path = good(tmp_path)
+    (path / "model.safetensors").rename(path / "model.fp16.safetensors")
+    (path / "model.safetensors").write_bytes(b"another model")
+    source = Source(path, files=["model.fp16.safetensors"])
+    assert set(source) == set(tensors())
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        Source(path, files=["pytorch_model.bin"])
