@@ -1,4 +1,4 @@
-"""The CPU engine behind a plain C face, compiled once a session, and an independent reference in numpy.
+"""The CPU engine behind a plain C face, compiled once a run, and an independent reference in numpy.
 
 References multiply in int64 and scale in fp32 one rounded operation at a time (docs/numerics.md 2 to 4); only the
 transcendental activations come from the executable specification.
@@ -28,7 +28,7 @@ ISAS = tuple(re.findall(r"^ +X\((\w+),", (ROOT / "csrc/cpu/isas.h").read_text().
 AMAX_FLOOR = np.float32(2.0**-100)
 Array = np.ndarray
 
-_BASE = [
+FLAGS = [
     "-std=c++17",
     "-O3",
     "-fPIC",
@@ -60,7 +60,7 @@ def compile_one(source: Path, folder: Path, extra: tuple[str, ...] = (), include
     if cxx is None:
         raise FileNotFoundError("no C++ compiler: neither g++ nor c++ is in PATH")
     target = folder / f"{source.stem}.o"
-    flags = [*_BASE, *(isa_flags(source) or []), *extra]
+    flags = [*FLAGS, *(isa_flags(source) or []), *extra]
     subprocess.run([cxx, *flags, f"-I{include}", "-c", str(source), "-o", str(target)], check=True)
     return target
 
@@ -78,7 +78,7 @@ def link(target: Path, objects: Sequence[Path], *flags: str) -> Path:
 
 
 def build(folder: Path) -> Path:
-    """libcpu_engine.so (and its object files) in folder."""
+    """libcpu_engine.so (and its object files) in folder: a minute, so that a run has it made_once as "cpu_engine"."""
     harness = Path(__file__).with_name("cpu_harness.cpp")
     return link(folder / "libcpu_engine.so", objects(folder, harness), "-shared")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("epilogue_exhaustive.cpp")
+FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off", "-pthread")
 
 
 @cache
@@ -22,7 +23,7 @@ def build(folder: Path, include: Path = ROOT / "csrc", flags: tuple[str, ...] = 
     if cxx is None:
         raise FileNotFoundError("no C++ compiler: neither g++ nor c++ is in PATH")
     program = folder / "epilogue_exhaustive"
-    command = [cxx, "-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off", "-pthread", *flags, f"-I{include}"]
+    command = [cxx, *FLAGS, *flags, f"-I{include}"]
     subprocess.run([*command, "-o", program, SOURCE], check=True, capture_output=True, timeout=300)
     return program
 

@@ -11,25 +11,53 @@ import faulthandler
 import functools
 import os
 import signal
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from made_once import made_once
 from mutants import Plant, register
 
 from csrc import cpu_engine as engine
 
 N, K = 2080, 1030  # three shares of 11 blocks, the last block half full
+# Parsing these takes longer than compiling most of the files: a bug's files begin with them, compiled before.
+_HEADERS = ("algorithm", "cmath", "cstdint", "cstring", "functional", "stdexcept", "string", "thread", "vector")
+_AS_WRITTEN = "-O0"  # what is edited: the quickest to compile
+shared: Path | None = None  # folder_of_the_run, in a run
 _library: Path | None = None
 
 
 @functools.cache
-def _objects() -> tuple[tempfile.TemporaryDirectory[str], dict[str, Path]]:
-    """Every object file, compiled once for all bugs."""
-    folder = tempfile.TemporaryDirectory(prefix="planted_engine")
-    harness = Path(engine.__file__).with_name("cpu_harness.cpp")
-    return folder, {path.stem: path for path in engine.objects(Path(folder.name), harness, ("-O1",))}
+def _own() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="planted_engine")
+
+
+def _made(name: str, make: Callable[[Path], object]) -> Path:
+    return made_once(shared or Path(_own().name), name, make)
+
+
+def engine_folder() -> Path:
+    """Every object file and the library without a bug, compiled once for all bugs."""
+    return _made("cpu_engine", engine.build)
+
+
+def precompiled(flags: Sequence[str]) -> tuple[str, ...]:
+    """Words for a compiler, called with these flags too, to have the standard headers ready."""
+
+    def make(folder: Path) -> None:
+        (folder / "headers.h").write_text("".join(f"#include <{name}>\n" for name in _HEADERS))
+        command = [str(engine.compiler()), *flags, "-x", "c++-header", "headers.h"]
+        subprocess.run([*command, "-o", "headers.h.gch"], cwd=folder, check=True)
+
+    return ("-include", str(_made("headers" + "".join(flags), make) / "headers.h"))
+
+
+def whole() -> Path:
+    """The library without a bug, or with the one that is planted."""
+    return _library or engine_folder() / "libcpu_engine.so"
 
 
 def edit_engine(*edits: tuple[str, str, str]) -> Plant:
@@ -49,9 +77,12 @@ def edit_engine(*edits: tuple[str, str, str]) -> Plant:
                     text = text.replace(old, new)
                 (folder / "cpu" / file).write_text(text)
             sources = sorted((folder / "cpu").glob("*.cpp")) or [engine.ROOT / "csrc/cpu/linear.cpp"]
-            changed = [engine.compile_one(source, folder, (f"-I{folder}", "-O1")) for source in sources]
-            parts = {**_objects()[1], **{path.stem: path for path in changed}}
-            _library = engine.link(folder / "libcpu_engine.so", list(parts.values()), "-shared")
+            flags = (f"-I{folder}", _AS_WRITTEN, *precompiled((*engine.FLAGS, _AS_WRITTEN)))
+            changed = [engine.compile_one(source, folder, flags) for source in sources]
+            names = {path.name for path in changed}
+            # first what has the bug: of an inline function that several files hold, the first one's is linked
+            parts = [*changed, *(path for path in engine_folder().glob("*.o") if path.name not in names)]
+            _library = engine.link(folder / "libcpu_engine.so", parts, "-shared")
             try:
                 yield
             finally:
@@ -63,14 +94,12 @@ def edit_engine(*edits: tuple[str, str, str]) -> Plant:
 @contextlib.contextmanager
 def three_threads() -> Iterator[ctypes.CDLL]:
     """The engine with the bug that is planted, if one is."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = _library or engine.link(Path(folder) / "libcpu_engine.so", list(_objects()[1].values()), "-shared")
-        library = engine.load(path)
-        library.t_threads(3)
-        try:
-            yield library
-        finally:
-            library.t_threads(1)
+    library = engine.load(whole())
+    library.t_threads(3)
+    try:
+        yield library
+    finally:
+        library.t_threads(1)
 
 
 def check(seed: int) -> None:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from csrc.planted_engine import precompiled
 from mutants import Plant, register
 
 from csrc import epilogue_harness as harness
@@ -31,8 +32,9 @@ def edit_header(header: str, old: str, new: str) -> Plant:
 
 
 def sweep(seed: int) -> None:
+    words = ("-O1", *precompiled((*harness.FLAGS, "-O1")))
     with tempfile.TemporaryDirectory() as folder:
-        done = harness.run(harness.build(Path(folder), _include, ("-O1",)), "--stride", str(30_011 + 2 * (seed % 100)))
+        done = harness.run(harness.build(Path(folder), _include, words), "--stride", str(30_011 + 2 * (seed % 100)))
         assert done.returncode == 0, done.stdout
 
 

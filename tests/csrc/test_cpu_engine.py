@@ -39,6 +39,7 @@ from csrc.cpu_engine import (
     stored,
     widened,
 )
+from made_once import made_once
 from problems import BASE_SEED
 from sanitizers import build as sanitizers
 
@@ -53,10 +54,8 @@ GUARD = 0x5A
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("cpu_engine")
-    build(path)
-    return path
+def folder(folder_of_the_run: Path) -> Path:
+    return made_once(folder_of_the_run, "cpu_engine", build)
 
 
 @pytest.fixture(scope="session")

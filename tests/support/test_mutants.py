@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import mutants
 import planted_rules
 import pytest
 import torch
 from problems import BASE_SEED
+
+from csrc import planted_engine
 
 ALL = mutants.load_all()
 CAUGHT = [m for m in ALL if m.survives is None]
@@ -22,6 +25,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_once(folder_of_the_run: Path) -> Iterator[None]:
+    planted_engine.shared = folder_of_the_run
+    yield
+    planted_engine.shared = None
 
 
 def is_noticed(mutant: mutants.Mutant, seed: int) -> bool:
