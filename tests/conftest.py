@@ -6,6 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# numpy's products are those of references alone. Its threads wait for each other in busy loops: where processes share
+# the cores, a small product then takes ten times as long. Read when numpy is imported, by children too.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 
 if os.environ.get("PYQUANT_CUDART_SIM"):

@@ -6,8 +6,7 @@ format the one that is worse in both can never be part of a better whole: each s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,20 +26,13 @@ class FrontPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class _States:
-    """Beginnings of configurations that end in one format, sorted by cost; `key` orders them as their formats do."""
+    """Beginnings of configurations, format by format of the last group; those of one format by rising cost."""
 
     cost: Table
     loss: Table
-    key: NDArray[np.int64]
-    parent: NDArray[np.int64]  # index into the beginnings of the group before, all states in a row
-
-    def take(self, index: NDArray[np.int64]) -> _States:
-        return _States(self.cost[index], self.loss[index], self.key[index], self.parent[index])
-
-    @staticmethod
-    def joined(states: Sequence[_States]) -> _States:
-        fields = ("cost", "loss", "key", "parent")
-        return _States(*(np.concatenate([getattr(s, name) for s in states]) for name in fields))
+    key: NDArray[np.int64]  # orders them as their formats do
+    end: NDArray[np.int64]  # format of the last group
+    parent: NDArray[np.int64]  # index into the beginnings of the group before
 
 
 def exact_front(problem: SearchProblem, epsilon: float = 0.0) -> list[FrontPoint]:
@@ -62,58 +54,58 @@ def exact_front(problem: SearchProblem, epsilon: float = 0.0) -> list[FrontPoint
         raise ArgumentError("epsilon", epsilon, "0 (exact) to below 1")
     cell = epsilon * _span(problem) / max(1, len(problem.groups))
     (cost, costs), (loss, losses) = problem.steps("cost"), problem.steps("loss")
-    none, formats = np.empty(0, dtype=np.int64), range(len(problem.formats))
     # one beginning a format, which is its key; nothing is before it
-    first = _States(problem.cost_base + cost, problem.loss_base + loss, np.array(formats), np.full(len(formats), -1))
-    history = [[first.take(np.array([f]) if problem.mask[0, f] else none) for f in formats]]
+    formats = np.flatnonzero(problem.mask[0])
+    nothing = np.full(len(formats), -1)
+    history = [_States(problem.cost_base + cost[formats], problem.loss_base + loss[formats], formats, formats, nothing)]
     for g in range(1, len(problem.groups)):
-        states = [
-            _extend(history[-1], costs[g - 1][:, f], losses[g - 1][:, f], f, cell)
-            if problem.mask[g, f]
-            else first.take(none)
-            for f in formats
-        ]
-        history.append(_with_dense_keys(states))
-    return _read_back(history, _needed(_States.joined(history[-1]), 0.0))
+        formats = np.flatnonzero(problem.mask[g])
+        history.append(_extended(history[-1], costs[g - 1], losses[g - 1], formats, cell))
+    last = history[-1]
+    return _read_back(history, _needed(last.cost[None], last.loss[None], last.key[None], 0.0)[1])
 
 
-def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float) -> _States:
-    """Every partial configuration extended by format f, without the dominated ones."""
-    starts = np.cumsum([0, *(len(s.cost) for s in states)])
-    extended = _States(
-        np.concatenate([s.cost + cost[p] for p, s in enumerate(states)]),
-        np.concatenate([s.loss + loss[p] for p, s in enumerate(states)]),
-        np.concatenate([s.key * len(states) + f for s in states]),
-        np.arange(starts[-1], dtype=np.int64),
-    )
-    return extended.take(_needed(extended, cell))
+def _extended(states: _States, cost: Table, loss: Table, formats: NDArray[np.int64], cell: float) -> _States:
+    """Every beginning with one group more in each of the formats, without those that another one dominates.
+
+    cost, loss  [formats before, formats]: what the group adds. All formats at once, one a row: searches solve hundreds
+                of small problems, whose time is that of the calls of numpy.
+    """
+    costs = states.cost + cost[states.end].T[formats]
+    losses = states.loss + loss[states.end].T[formats]
+    keys = states.key * cost.shape[1] + formats[:, None]
+    kept = row, parent = _needed(costs, losses, keys, cell)
+    return _States(costs[kept], losses[kept], _dense(keys[kept]), formats[row], parent)
 
 
-def _needed(states: _States, cell: float) -> NDArray[np.int64]:
-    """Indices of the Pareto set, by rising cost; with a cell: of one point for each cell of costs at most."""
-    cells = states.cost if cell == 0 else np.floor(states.cost / cell)
-    order = np.lexsort((states.key, states.loss, cells) if cell == 0 else (states.key, states.cost, states.loss, cells))
-    loss = states.loss[order]
-    best = np.concatenate([[np.inf], np.minimum.accumulate(loss)[:-1]])
-    return order[loss < best]
+def _needed(cost: Table, loss: Table, key: NDArray[np.int64], cell: float) -> tuple[NDArray[np.int64], ...]:
+    """Rows and columns of the Pareto set of each row, by rising cost; with a cell: of one point for each cell of costs
+    at most."""
+    cells = cost if cell == 0 else np.floor(cost / cell)
+    order = np.lexsort((key, loss, cells) if cell == 0 else (key, cost, loss, cells))
+    losses = np.take_along_axis(loss, order, axis=1)
+    best = np.minimum.accumulate(losses, axis=1)
+    needed = np.ones(losses.shape, dtype=bool)
+    needed[:, 1:] = losses[:, 1:] < best[:, :-1]
+    rows, at = needed.nonzero()
+    return rows, order[rows, at]
 
 
-def _with_dense_keys(states: list[_States]) -> list[_States]:
-    """Keys 0, 1, 2, ... in the same order: they would outgrow 64 bits otherwise."""
-    keys = np.unique(_States.joined(states).key, return_inverse=True)[1].astype(np.int64)
-    parts = np.split(keys, np.cumsum([len(s.key) for s in states])[:-1])
-    return [replace(s, key=part) for s, part in zip(states, parts, strict=True)]
+def _dense(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, 2, ... in the order of keys, none of which is there twice: they would outgrow 64 bits otherwise."""
+    dense = np.empty_like(keys)
+    dense[np.argsort(keys)] = np.arange(len(keys))
+    return dense
 
 
-def _read_back(history: list[list[_States]], chosen: NDArray[np.int64]) -> list[FrontPoint]:
+def _read_back(history: list[_States], chosen: NDArray[np.int64]) -> list[FrontPoint]:
     """The configurations of some of the last group's states, format by format from the end."""
-    last, index = _States.joined(history[-1]).take(chosen), chosen
+    last, index = history[-1], chosen
     configs = np.empty((len(chosen), len(history)), dtype=np.int64)
     for g in range(len(history) - 1, -1, -1):
-        ends = np.cumsum([len(s.cost) for s in history[g]])
-        configs[:, g] = np.searchsorted(ends, index, side="right")
-        index = _States.joined(history[g]).parent[index]
-    rows = zip(configs.tolist(), last.cost.tolist(), last.loss.tolist(), strict=True)
+        configs[:, g] = history[g].end[index]
+        index = history[g].parent[index]
+    rows = zip(configs.tolist(), last.cost[chosen].tolist(), last.loss[chosen].tolist(), strict=True)
     return [FrontPoint(tuple(c), a, b) for c, a, b in rows]
 
 

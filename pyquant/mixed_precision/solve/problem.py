@@ -164,18 +164,15 @@ class SearchProblem:
         """A copy with other fields."""
         return replace(self, **changes)
 
-    def steps(self, what: str) -> tuple[Table, list[Table]]:
-        """The table of the first group [formats], then what each next group adds [formats before, formats].
+    def steps(self, what: str) -> tuple[Table, Table]:
+        """The table of the first group [formats], then what each next group adds [groups - 1, formats before, formats].
 
         what  'cost' or 'loss'. A total is base + first + step + step ..., summed from the left, everywhere.
         """
         table: Table = getattr(self, what)
         pairs: Table | None = getattr(self, f"{what}_pairs")
-        size = len(self.formats)
-        rest = [np.broadcast_to(row, (size, size)) for row in table[1:]]
-        if pairs is not None:
-            rest = [pairs[g] + row for g, row in enumerate(rest)]
-        return table[0], rest
+        alone, size = table[1:, None, :], len(self.formats)
+        return table[0], np.broadcast_to(alone, (len(alone), size, size)) if pairs is None else pairs + alone
 
     def fingerprint(self) -> str:
         """A digest of everything in the problem: equal problems have the same one, in every process."""

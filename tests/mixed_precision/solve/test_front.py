@@ -19,18 +19,15 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.generated = self.peak = 0
-        extend, after = dynamic_programme._extend, dynamic_programme._with_dense_keys
+        extend = dynamic_programme._extended
 
-        def extended(states: list[Any], *rest: Any) -> Any:
-            self.generated += sum(len(s.cost) for s in states)
-            return extend(states, *rest)
+        def extended(states: Any, cost: Any, loss: Any, formats: Any, cell: float) -> Any:
+            self.generated += len(states.cost) * len(formats)
+            kept = extend(states, cost, loss, formats, cell)
+            self.peak = max(self.peak, len(kept.cost))
+            return kept
 
-        def retained(states: list[Any]) -> Any:
-            self.peak = max(self.peak, sum(len(s.cost) for s in states))
-            return after(states)
-
-        monkeypatch.setattr(dynamic_programme, "_extend", extended)
-        monkeypatch.setattr(dynamic_programme, "_with_dense_keys", retained)
+        monkeypatch.setattr(dynamic_programme, "_extended", extended)
 
 
 @pytest.fixture
