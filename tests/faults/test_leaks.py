@@ -12,8 +12,8 @@ from qlayers import layer
 
 import pyquant
 
-CALLS = 1000
-ALLOWED = 4.0  # bytes a call; the smallest block of the allocator has 24
+CALLS = {"from_float": 250}  # it looks for scales a hundred times as long as the others take
+ALLOWED = 4000  # bytes after all calls; the smallest block of the allocator has 24
 
 X, W = torch.randn(8, 32), torch.ones(8, 32, dtype=torch.int8)
 ONE, ROWS = torch.ones(1), torch.ones(8)
@@ -53,10 +53,10 @@ CASES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_call_gives_back_what_it_took(name: str) -> None:
-    call = CASES[name]
-    for _ in range(200):
+    call, calls = CASES[name], CALLS.get(name, 1000)
+    for _ in range(calls // 5):
         call()
     before = in_use()
-    for _ in range(CALLS):
+    for _ in range(calls):
         call()
-    assert (in_use() - before) / CALLS <= ALLOWED
+    assert in_use() - before <= ALLOWED
