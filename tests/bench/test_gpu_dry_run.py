@@ -3,22 +3,27 @@ which no reader takes for measurements."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
 import simulator
 import torch
+from children import fork, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.gpu.steps import steps  # noqa: E402
+from bench.gpu import __main__ as gpu  # noqa: E402
+from bench.gpu.steps import Step, steps  # noqa: E402
 from pyquant.bench.partial import merge  # noqa: E402
 from pyquant.cli.main import main as pyquant  # noqa: E402
 from pyquant.errors import CheckpointError  # noqa: E402
@@ -43,15 +48,44 @@ WRITTEN = (
 )
 
 
-def command(out: Path) -> list[str]:
-    chosen = [name for name in NAMES if simulator.runtime is not None or name not in ON_SIMULATOR]
-    return [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(out), "--only", *chosen]
+# In processes of their own, by the command of a run; the others in forks of this one, which has loaded torch already.
+APART = ("ready", "tests", "reliability", "rows")
 
 
-def test_every_step_runs_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+def chosen(*names: str) -> list[str]:
+    """Options of a dry run of these steps, as far as they run here."""
+    return ["--dry-run", "--only", *(n for n in names if simulator.runtime is not None or n not in ON_SIMULATOR)]
+
+
+def in_a_fork(step: Step, out: Path, seconds: float | None) -> int:
+    """run_step without an interpreter that starts."""
+
+    def work() -> None:
+        words = [word for word in step.command if word != "-m"]
+        os.chdir(ROOT / step.folder)
+        os.environ.update(step.environment)
+        with (out / f"gpu-{step.name}.txt").open("a") as kept:
+            os.dup2(kept.fileno(), 1)
+            os.dup2(kept.fileno(), 2)
+            sys.stdout, sys.stderr, sys.argv = kept, kept, words
+            start = runpy.run_module if "-m" in step.command else runpy.run_path
+            try:
+                start(words[0], run_name="__main__")
+            except SystemExit as ended:
+                kept.flush()
+                os._exit(ended.code if isinstance(ended.code, int) else ended.code is not None)
+            except BaseException:
+                traceback.print_exc(file=kept)
+                raise
+
+    return wait(fork(work))
+
+
+def test_every_step_runs_and_goes_on_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With kernels on the simulator where the libraries hold them; the rest everywhere."""
     state, environment = tmp_path / "gpu.jsonl", {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command(tmp_path), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as first:
+    command = [sys.executable, "-m", "bench.gpu", "--out", str(tmp_path), *chosen(*APART)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as first:
         limit = time.monotonic() + 300
         while time.monotonic() < limit and first.poll() is None:
             if state.exists() and state.read_bytes().count(b"\n") >= 2:  # a step ended: the next one has begun
@@ -59,11 +93,13 @@ def test_every_step_runs_and_goes_on_after_a_kill(tmp_path: Path) -> None:
                 break
             time.sleep(0.05)
     assert first.returncode == -signal.SIGKILL
-    again = subprocess.run(
-        command(tmp_path), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    again = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
     assert "done" in again.stdout.splitlines()[0] or "ended" in again.stdout.splitlines()[0]
+    monkeypatch.setattr(gpu, "run", functools.partial(gpu.run, runner=in_a_fork))
+    code = gpu.main(["--out", str(tmp_path), *chosen(*NAMES)])
+    told = "\n".join((tmp_path / f"gpu-{name}.txt").read_text()[-1000:] for name in NAMES if name not in APART)
+    assert code == 0, told
     for name in WRITTEN:
         with pytest.raises(CheckpointError, match="faked"):
             load_record(tmp_path / name)
