@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from children import fork, wait
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -62,29 +61,21 @@ def stopping_after(steps: int) -> Callable[[int, int, str], None]:
     return progress
 
 
-_TO_BE_KILLED = """
-import importlib, os, signal, sys
-from pathlib import Path
-run = importlib.import_module(sys.argv[1]).run
-from pyquant.io import atomic
-left = int(sys.argv[3])
-ordinary = os.write
-def write(fd, data):
-    global left
-    left -= 1
-    if left == 0:
-        ordinary(fd, bytes(data)[: len(data) // 2])
-        os.kill(os.getpid(), signal.SIGKILL)
-    return ordinary(fd, data)
-os.write = write
-run(Path(sys.argv[2]), "files")
-"""
+def killed_in_a_write(run: Callable[[Path, str], object], folder: Path, writes: int) -> None:
+    """run(folder, "files") in a forked process that is killed in the middle of this write of files."""
 
+    def work() -> None:
+        left, ordinary = writes, os.write
 
-def killed_in_a_write(module: Path, folder: Path, writes: int) -> None:
-    """run(folder, "files") of a test module, in a process that is killed in the middle of this write of files."""
-    paths = map(str, (Path(__file__).resolve().parents[2], Path(__file__).parent, module.parent))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-c", _TO_BE_KILLED, module.stem, str(folder), str(writes)]
-    killed = subprocess.run(command, env=environment, check=False, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+        def write(fd: int, data: Any) -> int:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                ordinary(fd, bytes(data)[: len(data) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return ordinary(fd, data)
+
+        os.write = write
+        run(folder, "files")
+
+    assert wait(fork(work)) == -signal.SIGKILL

@@ -191,9 +191,10 @@ def test_it_goes_on_wherever_it_was_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writes", [4, 17, 26])
-def test_after_a_kill_in_the_middle_of_a_write(writes: int, tmp_path: Path) -> None:
+def test_after_a_kill_in_the_middle_of_a_write(writes: int, tmp_path: Path, threads: Callable[[int], None]) -> None:
+    threads(1)  # as many as a fork has
     written(tmp_path / "float", built(Net))
-    killed_in_a_write(Path(__file__), tmp_path, writes)
+    killed_in_a_write(run, tmp_path, writes)
     assert contents(run(tmp_path, "files")) == contents(run(tmp_path, "whole"))
 
 

@@ -197,9 +197,10 @@ def test_it_goes_on_wherever_it_was_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writes", [2, 9, 15, 21])
-def test_after_a_kill_in_the_middle_of_a_write(writes: int, tmp_path: Path) -> None:
+def test_after_a_kill_in_the_middle_of_a_write(writes: int, tmp_path: Path, threads: Callable[[int], None]) -> None:
+    threads(1)  # as many as a fork has
     written(tmp_path / "float", built(partial(Decoder, 2)))
-    killed_in_a_write(Path(__file__), tmp_path, writes)
+    killed_in_a_write(run, tmp_path, writes)
     assert contents(run(tmp_path, "files")) == contents(run(tmp_path, "whole"))
 
 
@@ -267,7 +268,7 @@ def test_what_cannot_be_done_is_told_and_the_model_is_as_before(tmp_path: Path) 
     refused(pyquant.errors.NonFiniteError, "nan.*inlet.input, batch 2", data=[*DATA[:2], DATA[2] * float("nan")])
 
 
-FEW, MANY, WIDTH = 3, 15, 384
+FEW, MANY, WIDTH = 2, 9, 320
 MEMORY = f"""
 import re, sys
 from pathlib import Path
