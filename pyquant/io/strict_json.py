@@ -123,8 +123,8 @@ def _second(value: object) -> str:
     return "{\n" + ",\n".join(f"{_flat(k)}:{_flat(value[k])}" for k in sorted(value)) + "}"
 
 
-def _flat(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+# made once: json.dumps with options makes an encoder each time, and a manifest has hundreds of lines
+_flat: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def _wrapped(value: object, depth: int, column: int, width: int) -> str:

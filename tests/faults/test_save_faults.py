@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import random
@@ -57,12 +58,18 @@ def _check_for_other_readers(directory: Path) -> str:
         return "nothing"
     model = json.loads((directory / "config.json").read_bytes())["model"]
     weight_map = json.loads((directory / "model.safetensors.index.json").read_bytes())["weight_map"]
-    with tempfile.TemporaryDirectory() as clean:
-        _save(Path(clean), model)
-        accept.t0(weight_map, json.loads((Path(clean) / "model.safetensors.index.json").read_bytes())["weight_map"])
-        for name in set(weight_map.values()):
-            accept.t0((directory / name).read_bytes(), (Path(clean) / name).read_bytes())
+    accept.t0(weight_map, json.loads(_clean(model)["model.safetensors.index.json"])["weight_map"])
+    for name in set(weight_map.values()):
+        accept.t0((directory / name).read_bytes(), _clean(model)[name])
     return "old or new"
+
+
+@functools.cache
+def _clean(which: int) -> dict[str, bytes]:
+    """The files of a model that was saved without a fault."""
+    with tempfile.TemporaryDirectory() as name:
+        _save(Path(name), which)
+        return {path.name: path.read_bytes() for path in Path(name).iterdir()}
 
 
 def _check_next_save(directory: Path, which: int) -> None:

@@ -35,7 +35,12 @@ def output(threads: str) -> list[str]:
 def test_every_number_of_threads_gives_the_same_bytes(threads: str) -> None:
     alone = output("1")
     assert len(alone) >= 55
-    assert output(threads) == alone
+    assert output("default" if is_default(threads) else threads) == alone
+
+
+def is_default(threads: str) -> bool:
+    """Whether a machine's own number is this one: the same process need not run twice."""
+    return "OMP_NUM_THREADS" not in os.environ and threads == str(torch.get_num_threads())
 
 
 def test_the_work_is_above_every_grain_of_the_source() -> None:
