@@ -16,52 +16,78 @@ import pytest
 import torch
 import torch.distributed as dist
 from children import ranks
+from sample import drawn
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch without gloo")
-EVERYWHERE = ("layers", "merged", "banks", "meshes", "planted", "checkpoints", "models")
-PARTS = {2: (*EVERYWHERE, "llama"), 4: EVERYWHERE}
-NIGHTLY = {4: ("llama",)}  # four imports of transformers
+PARTS = ("layers", "merged", "banks", "meshes", "planted", "checkpoints", "models")
+MODULES = {part: f"tests.integrations.distributed.{part}" for part in (*PARTS, "llama")}
+# What four ranks show that two do not: shares of unequal sizes or of nothing, meshes of two dimensions. Of what is left
+# every commit runs some on four, and all on two.
+FOUR = {
+    "layers": ("uneven", "sequences", "embeddings", "hadamard", "taken_from_one", "refused"),
+    "merged": ("both_orders", "rows_of_each", "some_of_them"),
+    "banks": ("bits", "layouts", "planted"),
+    "meshes": ("two_dimensions", "experts_have_a_name", "with_fsdp", "checkpoints", "gradients", "refused"),
+    "checkpoints": ("reshard groups",),
+    "models": ("quantised_from_shards",),
+}
+MORE = 12
 
 
 def cases(part: str) -> dict[str, Callable[[int, int, Path], None]]:
-    found: dict[str, Any] = importlib.import_module(f"tests.integrations.distributed.{part}").CASES
+    found: dict[str, Any] = importlib.import_module(MODULES[part]).CASES
     return found
 
 
-def worker(rank: int, world: int, parts: tuple[str, ...], folder: Path) -> None:
+def names(*parts: str) -> list[str]:
+    return [f"{part}: {name}" for part in parts for name in cases(part)]
+
+
+def worker(rank: int, world: int, names: list[str], folder: Path) -> None:
     """Every case in turn, on all ranks; what one raised is written down, and the others go on."""
     told = {}
-    for part in parts:
-        for name, run in cases(part).items():
-            dist.barrier()
-            try:
-                run(rank, world, folder)
-                told[f"{part}: {name}"] = ""
-            except Exception:
-                told[f"{part}: {name}"] = traceback.format_exc()
+    for case in names:
+        part, _, name = case.partition(": ")
+        dist.barrier()
+        try:
+            cases(part)[name](rank, world, folder)
+            told[case] = ""
+        except Exception:
+            told[case] = traceback.format_exc()
     (folder / f"told.{rank}.json").write_text(json.dumps(told))
 
 
+Table = list[tuple[int, str]]  # (ranks, case)
 Told = dict[tuple[int, int], dict[str, str]]  # {(ranks, rank): {case: what went wrong}}
+_ALWAYS = {f"{part}: {name}" for part, taken in FOUR.items() for name in taken}
+_DRAWN = drawn([name for name in names(*PARTS) if name not in _ALWAYS], MORE, "four ranks")
+DAY: Table = [(2, name) for name in names(*PARTS, "llama")]
+DAY += [(4, name) for name in names(*PARTS) if name in _ALWAYS or name in _DRAWN]
+NIGHT: Table = [(4, name) for name in names(*PARTS, "llama") if (4, name) not in DAY]
 
 
-def told_by(table: dict[int, tuple[str, ...]], folders: pytest.TempPathFactory) -> Told:
+def told_by(table: Table, folders: pytest.TempPathFactory) -> Told:
+    """By one start of processes for each number of ranks."""
     found: Told = {}
-    for world, parts in table.items():
+    for world in sorted({world for world, _ in table}):
         folder = folders.mktemp(f"ranks{world}")
-        ranks(worker, world, parts, folder, world=world)
+        run = [name for number, name in table if number == world]
+        first = {"torch._dynamo", *(MODULES[name.partition(": ")[0]] for name in run)}
+        if any(name.startswith("llama") for name in run):
+            first |= {f"transformers.models.{m}.modeling_{m}" for m in ("llama", "qwen3_moe", "deepseek_v2")}
+        ranks(worker, world, run, folder, world=world, first=sorted(first))
         found |= {(world, r): json.loads((folder / f"told.{r}.json").read_text()) for r in range(world)}
     return found
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return told_by(PARTS, tmp_path_factory)
+    return told_by(DAY, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def told_at_night(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return told_by(NIGHTLY, tmp_path_factory)
+    return told_by(NIGHT, tmp_path_factory)
 
 
 def check(told: Told, world: int, name: str) -> None:
@@ -69,19 +95,19 @@ def check(told: Told, world: int, name: str) -> None:
     assert not any(wrong.values()), "\n".join(f"rank {rank}: {text}" for rank, text in wrong.items() if text)
 
 
-def names(table: dict[int, tuple[str, ...]]) -> list[tuple[int, str]]:
-    return [(world, f"{part}: {name}") for world, parts in table.items() for part in parts for name in cases(part)]
-
-
-@pytest.mark.parametrize(("world", "name"), names(PARTS))
+@pytest.mark.parametrize(("world", "name"), DAY)
 def test_on_ranks(told: Told, world: int, name: str) -> None:
     check(told, world, name)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("world", "name"), names(NIGHTLY))
+@pytest.mark.parametrize(("world", "name"), NIGHT)
 def test_on_more_ranks(told_at_night: Told, world: int, name: str) -> None:
     check(told_at_night, world, name)
+
+
+def test_what_four_ranks_run_is_among_the_cases() -> None:
+    assert set(names(*PARTS)) >= _ALWAYS
 
 
 def test_the_package_is_imported_by_name_alone(tmp_path: Path) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +35,13 @@ def fork(work: Callable[[], object]) -> int:
     return pid
 
 
-def ranks(work: Callable[..., object], *args: object, world: int = 2) -> None:
-    """work(rank, *args) in `world` fresh processes that form a gloo group, one thread each; raises what one raised. A
-    rank that waits for another for more than three minutes fails."""
+def ranks(work: Callable[..., object], *args: object, world: int = 2, first: Sequence[str] = ()) -> None:
+    """work(rank, *args) in `world` processes that form a gloo group, one thread each; raises what one raised. A rank
+    that waits for another for more than three minutes fails.
+
+    One fresh process imports the module of `work` and the modules that `first` names, and the ranks are its forks:
+    importing torch costs more than most of what they do.
+    """
     import torch.multiprocessing as mp
 
     with socket.socket() as s:
@@ -43,30 +51,58 @@ def ranks(work: Callable[..., object], *args: object, world: int = 2) -> None:
     root = str(Path(__file__).resolve().parents[2])
     if root not in sys.path:
         sys.path.append(root)
-    mp.spawn(_rank, (work, port, world, args), nprocs=world)
+    mp.spawn(_group, (work, port, world, args, tuple(first)), nprocs=1)
 
 
-def _rank(rank: int, work: Callable[..., object], port: int, world: int, args: tuple[object, ...]) -> None:
+def _group(
+    _: int, work: Callable[..., object], port: int, world: int, args: tuple[object, ...], first: tuple[str, ...]
+) -> None:
+    """Forks the ranks before anything has run here that would have started a thread; the first that fails ends all."""
+    for name in first:
+        importlib.import_module(name)
+    said, writes = os.pipe()
+    os.set_blocking(said, False)
+    at_work = {fork(partial(_rank, rank, work, port, world, args, writes)): rank for rank in range(world)}
+    os.close(writes)
+    why = ""
+    try:
+        while at_work:
+            pid, status = os.wait()
+            rank, code = at_work.pop(pid), os.waitstatus_to_exitcode(status)
+            if code:
+                with suppress(BlockingIOError):  # one that was killed says nothing
+                    why = os.read(said, 1 << 16).decode()
+                raise RuntimeError(f"rank {rank} ended with {code}: {why}")
+    finally:
+        for pid in at_work:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _rank(rank: int, work: Callable[..., object], port: int, world: int, args: tuple[object, ...], writes: int) -> None:
     """Leaves without Python's own end. torch keeps gloo's threads alive behind DDP and FSDP, also when the group is
     destroyed (/proc/self/task still shows pt_gloo_runloop); one that asks for the interpreter's lock while it ends is
     unwound through C++ frames that cannot be: "terminate called without an active exception", now and then, after all
     work is done."""
-    import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    meeting = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=world, timeout=datetime.timedelta(minutes=3)
-    )
     try:
-        work(rank, *args)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=world,
+            timeout=datetime.timedelta(minutes=3),
+        )
+        try:
+            work(rank, *args)
+            dist.barrier()
+        finally:
+            dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        os.write(writes, traceback.format_exc()[-4000:].encode())  # less than a pipe writes at once
+        raise
 
 
 def wait(pid: int) -> int:

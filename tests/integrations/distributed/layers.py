@@ -85,10 +85,10 @@ def agree(got: Tensor, want: Tensor, layer: QLinear, x: Tensor, exact: bool) -> 
 
 
 def colwise(scheme: QScheme, words: dict[str, Any], rank: int, world: int, folder: Path) -> None:
+    whole = layer_of(scheme, **words)
+    model = nn.Sequential(copy.deepcopy(whole))
+    parallelize_module(model, mesh_of(world), {"0": PyquantColwise()})
     for shape, dtype in SHAPES:
-        whole = layer_of(scheme, **words)
-        model = nn.Sequential(copy.deepcopy(whole))
-        parallelize_module(model, mesh_of(world), {"0": PyquantColwise()})
         x = rows_of(1, *shape, dtype=dtype)
         begin, end = bounds(N, world, rank)
         want = whole(x)
@@ -109,10 +109,10 @@ class Rows:
 
 
 def rowwise(scheme: QScheme, words: dict[str, Any], rank: int, world: int, folder: Path) -> None:
+    whole = layer_of(scheme, **words)
+    model = nn.Sequential(copy.deepcopy(whole))
+    parallelize_module(model, mesh_of(world), {"0": PyquantRowwise()})
     for shape, dtype in SHAPES:
-        whole = layer_of(scheme, **words)
-        model = nn.Sequential(copy.deepcopy(whole))
-        parallelize_module(model, mesh_of(world), {"0": PyquantRowwise()})
         x, exact = rows_of(1, *shape, dtype=dtype), sums_are_exact(scheme)
         agree(model(part(x, world, rank)), whole(x), whole, x, exact)
         residual = rows_of(2, *shape[:-1], N)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,11 @@ X = torch.randn(6, 64, generator=torch.Generator().manual_seed(2))
 
 
 def blocks(scheme: str, seed: int = 0) -> nn.Module:
+    return copy.deepcopy(_quantised(scheme, seed))
+
+
+@functools.cache
+def _quantised(scheme: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     layers = [nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64)) for _ in range(2)]
     model = nn.Sequential(*layers)

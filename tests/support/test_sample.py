@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+from sample import drawn, sampled
+
+
+def test_every_case_is_drawn_by_some_commit_and_one_commit_draws_the_same() -> None:
+    cases = [f"case {i}" for i in range(20)]
+    draws = [drawn(cases, 4, "grid", commit=str(i)) for i in range(100)]
+    assert {len(set(taken)) for taken in draws} == {4}
+    assert {case for taken in draws for case in taken} == set(cases)
+    assert drawn(cases, 4, "grid", commit="7") == draws[7]
+    assert drawn(cases, 4, "other", commit="7") != draws[7]
+    assert drawn(cases, 99, "grid") == cases
+
+
+def test_the_others_are_nightly() -> None:
+    params = sampled(range(10), 3, "test", always=[4, 5])
+    day = [param.values[0] for param in params if not param.marks]
+    assert [param.id for param in params] == list(map(str, range(10)))
+    assert {4, 5} < set(day)
+    assert len(day) == 5
+    with pytest.raises(AssertionError, match="no such cases"):
+        sampled(range(3), 1, always=[7])
