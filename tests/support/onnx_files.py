@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,19 @@ needs_vnni = pytest.mark.skipif(
     not HAS_VNNI, reason="without VNNI onnxruntime's sums of unsigned by signed codes saturate (docs/onnx.md)"
 )
 saturates = pytest.mark.skipif(HAS_VNNI, reason="with VNNI onnxruntime's sums are exact")
+
+
+def _read_torchlib_once() -> None:
+    """torch reads the sources of all of onnxscript's functions at every export, more than a second: here the first of
+    a process does so for all of the same opset."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+    except ImportError:  # its own affair, which another release may have elsewhere
+        return
+    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
+
+
+_read_torchlib_once()
 
 
 def run(path: Path, *inputs: Tensor) -> list[Tensor]:
