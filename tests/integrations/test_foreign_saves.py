@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fresh import python
+from fresh import python, with_transformers
 from torch import nn
 
 import pyquant
@@ -153,7 +153,7 @@ def test_transformers_itself(tmp_path: Path) -> None:
         "told['dequantised'] = torch.equal(m(i)[0], back(i)[0])\n"
         "print(json.dumps(told))"
     )
-    told = python(code, tmp_path)
+    told = with_transformers(code, tmp_path)
     assert told == dict.fromkeys(("model", "copy", "embeddings", "inner", "loaded", "dequantised"), True)
     assert not list(tmp_path.glob("[a-d,f]/*.safetensors"))
 
@@ -173,7 +173,7 @@ def test_accelerate_and_the_hub_mixin(tmp_path: Path) -> None:
         "a.load_state('c'); told['resume'] = torch.equal(before, m.fc(torch.ones(1, 8)))\n"
         "print(json.dumps(told))"
     )
-    assert python(code, tmp_path) == dict.fromkeys(("hub", "model", "idiom", "resume"), True)
+    assert with_transformers(code, tmp_path) == dict.fromkeys(("hub", "model", "idiom", "resume"), True)
 
 
 @pytest.mark.nightly
@@ -203,4 +203,4 @@ def test_sentence_transformers_diffusers_and_peft(tmp_path: Path) -> None:
         "print(json.dumps(told))"
     )
     names = ("sentences", "old name", "dense", "unet", "pipeline", "adapter")
-    assert python(code, tmp_path) == dict.fromkeys(names, True)
+    assert with_transformers(code, tmp_path) == dict.fromkeys(names, True)

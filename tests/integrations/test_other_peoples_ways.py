@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fresh import python
+from fresh import with_transformers
 from torch import nn
 
 import pyquant
@@ -104,7 +104,7 @@ print(json.dumps(told))
 @needs_transformers
 @needs_compressed_tensors
 def test_layers_that_compressed_tensors_does_not_know_are_not_read_as_something_else(tmp_path: Path) -> None:
-    told = python(GPT2, tmp_path)
+    told = with_transformers(GPT2, tmp_path)
     assert told.pop("left") < 0.02
     for name, (warned, equal, error, floats) in told.items():
         assert warned, name

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import switches
 import torch
-from fresh import python
+from fresh import python, with_transformers
 from torch import nn
 
 import pyquant
@@ -190,7 +190,7 @@ for way in ("enable", "register"):
         sums.append(model(ids).logits.view(torch.int32).sum().item())
 print(json.dumps(sums))
 """
-    assert python(code, tmp_path) == [sum_of_bits] * 2
+    assert with_transformers(code, tmp_path) == [sum_of_bits] * 2
 
 
 def test_trainer_and_the_adapters_of_transformers(tmp_path: Path) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ from typing import Any
 import pytest
 import switches
 import torch
-from fresh import python
+from fresh import python, with_transformers
 from safetensors.torch import load_file, save_file
 
 import pyquant
@@ -93,7 +90,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 def test_every_scheme_head_and_tie(tmp_path: Path) -> None:
     script = Path(__file__).with_name("transformers_takes_over.py")
     code = f"import sys; sys.path.insert(0, {str(script.parent)!r})\n" + script.read_text(encoding="utf-8")
-    found = python(code, tmp_path)
+    found = with_transformers(code, tmp_path)
     assert len(found) == 11
     for case, (more_layers, read, again, by_pyquant, error) in found.items():
         assert (more_layers, read, again, by_pyquant) == (0, True, True, True), case
@@ -204,57 +201,6 @@ def test_a_recipe_is_refused_as_by_quantize(floats: Path) -> None:
         config = ours.PyquantConfig(pyquant.Recipe.from_dict(data), **options)
         with pytest.raises(pyquant.PyquantError, match=words):
             load(floats, quantization_config=config)
-
-
-MEMORY = """
-import re, sys
-from pathlib import Path
-import torch, transformers, pyquant
-from pyquant.integrations.transformers import PyquantConfig
-
-def load(folder):
-    kind = transformers.AutoModelForCausalLM
-    recipe = pyquant.Recipe.from_dict({"default": "W8A8Dynamic", "heads": False})
-    config = PyquantConfig(recipe if sys.argv[2] == "recipe" else "W8A8Dynamic", check_speed=False)
-    return kind.from_pretrained(folder, dtype=torch.float32, quantization_config=config)
-
-load(sys.argv[1] + "/small")  # what a first use loads
-status = lambda word: int(re.search(word + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-before = status("VmRSS")
-model = load(sys.argv[1] + "/large")
-held = {id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}
-print(status("VmHWM") - before, sum(held.values()))
-"""
-
-
-@pytest.mark.parametrize(("kind", "way"), [("Llama", "scheme"), ("Qwen3Moe", "scheme"), ("Qwen3Moe", "recipe")])
-def test_on_the_fly_holds_the_floats_of_one_layer(kind: str, way: str, tmp_path: Path) -> None:
-    """In float32, which the files are not, and with experts, which files hold one by one: transformers copies both."""
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("the peak of a process is measured on Linux")
-    sizes: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 96}
-    if kind == "Qwen3Moe":
-        sizes |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 64}
-    else:
-        sizes |= {"intermediate_size": 1536}
-    for folder, count in (("small", 1), ("large", 16)):
-        config = getattr(T, f"{kind}Config")(**sizes, num_hidden_layers=count, dtype=torch.bfloat16)
-        with torch.device("meta"):
-            model = getattr(T, f"{kind}ForCausalLM")(config).bfloat16()
-        for parameter in model.to_empty(device="cpu").parameters():
-            parameter.data.fill_(1.0)
-        model.save_pretrained(tmp_path / folder, max_shard_size="8MB")
-    floats = 4 * sum(p.numel() for p in model.parameters())
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}  # what is in use, not what glibc keeps of it
-    command = [sys.executable, "-c", MEMORY, str(tmp_path), way]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert found.returncode == 0, found.stderr
-    peak, held = map(int, found.stdout.split())
-    one = floats / 16 * 1.5  # of a layer or bank, in both types
-    assert held < floats / 3.5
-    assert peak < held + one + 24 * 2**20, f"{peak >> 20} MiB for {held >> 20} MiB"
-    assert peak < floats * 0.62
 
 
 def test_what_cannot_be_read_layer_by_layer_is_quantised_too(floats: Path, tmp_path: Path) -> None:

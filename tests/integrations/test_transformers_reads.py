@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from fresh import python
+from fresh import with_transformers
 
 pytestmark = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("compressed_tensors", "transformers")),
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_every_scheme_head_and_tie(tmp_path: Path) -> None:
     script = Path(__file__).with_name("transformers_reads.py")
-    found = python(script.read_text(encoding="utf-8"), tmp_path)
+    found = with_transformers(script.read_text(encoding="utf-8"), tmp_path)
     assert len(found) == 16
     for case, (differing, error, lost) in found.items():
         if case == "bfloat16":  # the library rounds the scales to the type of the model
