@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,14 +41,40 @@ BATCH = 3
 def check_library(library: ctypes.CDLL, seed: int) -> None:
     """Ready codes and floats, in both memory formats."""
     for number, case in enumerate(CASES):
-        rng = np.random.default_rng([seed, number])
-        for name, got, want in _results(library, rng, *case):
+        for name, got, want in _results(library, _problem(seed, number), *case):
             assert np.array_equal(got, want), f"{case}: {name}"
+
+
+class Problem(NamedTuple):
+    """Weights; codes with a scale and a zero point an image; the real numbers that these are; their sums."""
+
+    w: engine.Array
+    codes: engine.Array
+    zero: engine.Array
+    scale: engine.Array
+    real: engine.Array
+    want: engine.Array
+
+
+@functools.cache
+def _problem(seed: int, number: int) -> Problem:
+    """Of every instruction set the same."""
+    channels, out, kernel, stride, padding, dilation, image, groups = (*CASES[number], 1)[:8]
+    rng = np.random.default_rng([seed, number])
+    w = rng.integers(-127, 128, (out, kernel[0] * kernel[1] * channels // groups)).astype(np.int8)
+    codes = rng.integers(-128, 128, (BATCH, channels, *image)).astype(np.int8)
+    for b in range(BATCH):  # the floats then have the range of all codes, so that they become these
+        codes[b, 0, 0, :2] = -128, 127
+    zero = rng.integers(-60, 60, BATCH).astype(np.int32)
+    scale = (0.5 ** np.arange(BATCH)).astype(np.float32)
+    shifted = codes.astype(np.int64) - zero[:, None, None, None]
+    real = (shifted * scale[:, None, None, None]).astype(np.float32)
+    return Problem(w, codes, zero, scale, real, _sums(shifted, w, kernel, stride, padding, dilation, groups))
 
 
 def _results(
     library: ctypes.CDLL,
-    rng: np.random.Generator,
+    problem: Problem,
     channels: int,
     out: int,
     kernel: tuple[int, int],
@@ -57,20 +84,13 @@ def _results(
     image: tuple[int, int],
     groups: int = 1,
 ) -> Iterator[tuple[str, engine.Array, engine.Array]]:
+    w, codes, zero, scale, real, want = problem
     k = kernel[0] * kernel[1] * channels // groups
     spec = (ctypes.c_int64 * 16)(out, k, 8, 0, 0, -128, 127, 0, 0, 0, 0, 0, 0, -127, 127, 0)  # dynamic, affine
-    w = rng.integers(-127, 128, (out, k)).astype(np.int8)
     packed = np.zeros(library.t_packed_bytes(spec), np.uint8)
     pointers = [engine.at(a) for a in (w, np.ones(out, np.float32), None, None, None, None, None, packed)]
     library.t_pack_linear(spec, *pointers)
     window = (ctypes.c_int64 * 11)(*kernel, *stride, *padding, *dilation, groups)
-    codes = rng.integers(-128, 128, (BATCH, channels, *image)).astype(np.int8)
-    for b in range(BATCH):  # the floats then have the range of all codes, so that they become these
-        codes[b, 0, 0, :2] = -128, 127
-    zero = rng.integers(-60, 60, BATCH).astype(np.int32)
-    scale = (0.5 ** np.arange(BATCH)).astype(np.float32)
-    real = ((codes.astype(np.int64) - zero[:, None, None, None]) * scale[:, None, None, None]).astype(np.float32)
-    want = _sums(codes.astype(np.int64) - zero[:, None, None, None], w, kernel, stride, padding, dilation, groups)
     for last in (False, True):
         for kind, x, given in ((engine.S8, codes, True), (engine.F32, real, False)):
             lying = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if last else x)

@@ -1,4 +1,4 @@
-"""The CPU engine behind a plain C face, compiled once a run, and an independent reference in numpy.
+"""The CPU engine of the built library behind a plain C face, and an independent reference in numpy.
 
 References multiply in int64 and scale in fp32 one rounded operation at a time (docs/numerics.md 2 to 4); only the
 transcendental activations come from the executable specification.
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -77,10 +77,56 @@ def link(target: Path, objects: Sequence[Path], *flags: str) -> Path:
     return target
 
 
+def compile_all(folder: Path) -> Path:
+    """libcpu_engine.so and all of its object files in folder, for who changes some: a minute, so once a run (made_once)."""
+    return link(folder / "libcpu_engine.so", objects(folder, Path(__file__).with_name("cpu_harness.cpp")), "-shared")
+
+
+LIBRARY = ROOT / "pyquant/lib/libpyquant_core.so"
+
+
 def build(folder: Path) -> Path:
-    """libcpu_engine.so (and its object files) in folder: a minute, so that a run has it made_once as "cpu_engine"."""
-    harness = Path(__file__).with_name("cpu_harness.cpp")
-    return link(folder / "libcpu_engine.so", objects(folder, harness), "-shared")
+    """libcpu_engine.so in folder: the harness before a copy of the built library under another name, so that threads
+    and instruction sets that a test sets are not those of torch's operators."""
+    copy = folder / "libpyquant_copy.so"
+    name = LIBRARY.name.encode() + b"\0"
+    data = LIBRARY.read_bytes()
+    assert data.count(name) == 1, f"{LIBRARY.name} does not say its own name once"
+    copy.write_bytes(data.replace(name, copy.name.encode() + b"\0"))
+    harness = compile_one(Path(__file__).with_name("cpu_harness.cpp"), folder, ("-O1",))
+    return link(folder / "libcpu_engine.so", [harness, copy], "-shared", "-Wl,-rpath,$ORIGIN,--no-undefined")
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A function of a library. file: the source it was compiled from."""
+
+    address: int
+    size: int
+    name: str
+    file: str
+    is_weak: bool
+
+
+SYMBOL = re.compile(r"^([0-9a-f]{16}) (.{7}) (\S+)\t([0-9a-f]{16}) +(?:\.hidden )?(.*)$", re.MULTILINE)
+
+
+def symbols(library: Path) -> list[Symbol]:
+    """The functions of a library that is not stripped, by address. One that other files see has the file of the one
+    before it: the linker lays the code of one object file together."""
+    told = subprocess.run(["objdump", "-t", "-C", str(library)], check=True, capture_output=True, text=True).stdout
+    found, file = [], ""
+    for address, flags, _, size, name in SYMBOL.findall(told):
+        if flags[6] == "f":
+            file = name
+        elif flags[6] == "F":
+            is_local = flags[0] == "l"
+            found.append(Symbol(int(address, 16), int(size, 16), name, file if is_local else "", flags[1] == "w"))
+    found.sort(key=lambda symbol: symbol.address)
+    for place, symbol in enumerate(found):
+        if not symbol.file and place:
+            found[place] = replace(symbol, file=found[place - 1].file)
+    return found
 
 
 def at(a: Array | None) -> ctypes.c_void_p:
@@ -88,8 +134,9 @@ def at(a: Array | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if a is None else a.ctypes.data)
 
 
-def load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+def load(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """mode: os.RTLD_DEEPBIND where its functions are those of its copy, not of a namesake that all libraries see."""
+    library = ctypes.CDLL(str(path), mode)
     library.t_packed_bytes.restype = ctypes.c_int64
     return library
 

@@ -41,7 +41,7 @@ def _made(name: str, make: Callable[[Path], object]) -> Path:
 
 def engine_folder() -> Path:
     """Every object file and the library without a bug, compiled once for all bugs."""
-    return _made("cpu_engine", engine.build)
+    return _made("cpu_engine_objects", engine.compile_all)
 
 
 def precompiled(flags: Sequence[str]) -> tuple[str, ...]:
