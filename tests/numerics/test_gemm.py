@@ -11,12 +11,16 @@ import torch
 
 from pyquant import numerics
 
-BLOCKS = 10
+
+def blocks(every_change: int, nightly: int) -> list[object]:
+    """Blocks of problems: the first ones for every change, others nightly."""
+    more = range(every_change, every_change + nightly)
+    return [*range(every_change), *(pytest.param(block, marks=pytest.mark.nightly) for block in more)]
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", blocks(4, nightly=6))
 def test_accumulator_equals_int64(block):
-    """5 000 boundary-biased problems in all."""
+    """2 000 boundary-biased problems, 5 000 nightly."""
     judged = 0
     for index in range(block * 500, (block + 1) * 500):
         problem = problems.gemm_problem(index)
@@ -26,7 +30,7 @@ def test_accumulator_equals_int64(block):
 
 
 @pytest.mark.parametrize("epilogue", ["float", "codes", "exact"])
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", blocks(2, nightly=3))
 def test_epilogue_equals_stepwise_float64(epilogue, block):
     judged = 0
     for index in range(block * 140, (block + 1) * 140):
@@ -38,13 +42,13 @@ def test_epilogue_equals_stepwise_float64(epilogue, block):
 
 @pytest.mark.parametrize("epilogue", ["accumulator", "float", "codes"])
 def test_row_alone_is_row_in_batch(epilogue):
-    for index in range(150):
+    for index in range(60):
         laws.row_alone(numerics, problems.gemm_problem(index, epilogue=epilogue))
 
 
 def test_exact_mode_equals_float64_without_rounding():
     """Powers of two: the result has one value in any arithmetic, so the reference rounds nothing."""
-    for index in range(200):
+    for index in range(80):
         p = problems.gemm_problem(index, epilogue="exact")
         acc = brute.accumulate(p.call["x"], p.w_codes, p.call.get("x_zero_point"))
         want = torch.from_numpy(acc * brute.wide(p.call["w_scale"]) * 0.5).to(torch.float32)
