@@ -78,7 +78,7 @@ def link(target: Path, objects: Sequence[Path], *flags: str) -> Path:
 
 
 def compile_all(folder: Path) -> Path:
-    """libcpu_engine.so and all of its object files in folder, for who changes some: a minute, so once a run (made_once)."""
+    """libcpu_engine.so and all of its object files in folder, for who changes some: a minute, so made_once a run."""
     return link(folder / "libcpu_engine.so", objects(folder, Path(__file__).with_name("cpu_harness.cpp")), "-shared")
 
 
