@@ -195,7 +195,9 @@ def test_the_demo_on_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixtur
 
     threads = torch.get_num_threads()
     try:
-        code = main(["--out", str(tmp_path), "--rounds", "1", "--sentences", "40", "--only", "W8A8Dynamic"])
+        code = main(
+            ["--out", str(tmp_path), "--rounds", "1", "--sentences", "40", "--only", "W8A8Dynamic", "--threads", "1"]
+        )
     finally:
         torch.set_num_threads(threads)
     assert code == 0
