@@ -4,8 +4,9 @@ the reason. In continuous integration (CI=true) with a simulator named, there is
 from __future__ import annotations
 
 import collections
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import kernel_families
 import machine_code
@@ -105,25 +106,38 @@ def tool() -> str:
 
 
 @pytest.fixture(scope="session")
-def decode_kernels(tool: str) -> dict[tuple[str, str], list[machine_code.Line]]:
-    return machine_code.listings(tool, kernel_families.LIBRARY, "decode_kernel")
+def usage(tool: str) -> dict[machine_code.Key, machine_code.Usage]:
+    """Of every kernel."""
+    return machine_code.usage(tool, kernel_families.LIBRARY)
 
 
 @pytest.fixture(scope="session")
-def functions(tool: str) -> dict[tuple[str, str], collections.Counter[str]]:
-    return machine_code.read(tool, kernel_families.LIBRARY)
+def functions(tool: str, usage: dict) -> dict[machine_code.Key, collections.Counter[str]]:
+    """Of the kernels that are read (tests/support/kernel_families.py)."""
+    # what another process does not make for test_step_budgets.py meanwhile, first
+    found = machine_code.read(tool, kernel_families.LIBRARY, kernel_families.others(usage))
+    return found | machine_code.read(tool, kernel_families.LIBRARY, kernel_families.measured(usage))
 
 
 @pytest.fixture(scope="session")
-def wgmma_kernels(tool: str) -> dict[str, list[machine_code.Line]]:
-    found = machine_code.listings(tool, kernel_families.LIBRARY, "GemmUniversal|gemm_(groups|weight_only)90_kernel")
-    kernels = {name: lines for (architecture, name), lines in found.items() if architecture == "sm_90a"}
+def measured(tool: str, usage: dict) -> Callable[[str, str], dict[str, list[machine_code.Line]]]:
+    """Of an architecture, the listings of the kernels that a pattern names."""
+    return functools.partial(machine_code.listings, tool, kernel_families.LIBRARY, kernel_families.measured(usage))
+
+
+@pytest.fixture(scope="session")
+def decode_kernels(measured: Callable) -> dict[str, list[machine_code.Line]]:
+    return measured("sm_90a", "decode_kernel")
+
+
+@pytest.fixture(scope="session")
+def wgmma_kernels(measured: Callable) -> dict[str, list[machine_code.Line]]:
+    kernels = measured("sm_90a", "GemmUniversal|gemm_(groups|weight_only)90_kernel")
     return kernels or pytest.skip("no kernel of sm_90a is built")
 
 
 @pytest.fixture(scope="session")
-def mma_kernels(tool: str) -> dict[str, list[machine_code.Line]]:
+def mma_kernels(measured: Callable) -> dict[str, list[machine_code.Line]]:
     """Of the families whose epilogue is csrc/cuda/gemm/plain80.cuh and a general one behind it."""
-    found = machine_code.listings(tool, kernel_families.LIBRARY, r"GemmWithEpilogueVisitor|gemm_\w+80_kernel")
-    kernels = {name: lines for (architecture, name), lines in found.items() if architecture == "sm_80"}
+    kernels = measured("sm_80", r"GemmWithEpilogueVisitor|gemm_\w+80_kernel")
     return kernels or pytest.skip("no kernel of sm_80 is built")

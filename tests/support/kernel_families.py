@@ -3,13 +3,17 @@ the tensor cores for which the row is built. A family of cmake/kernels.cmake is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import machine_code
 import pytest
+from problems import BASE_SEED
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 LIBRARY = Path(NATIVE.__file__).parent / "lib" / "libpyquant_core.so"
@@ -245,3 +249,32 @@ def built_for(architecture: str) -> bool:
 
 def rows_of(family: str) -> list[Row]:
     return [row for row in NATIVE.kernel_table() if row["compiled"] and row["family"] == family]
+
+
+PRODUCTS = "GemmUniversal|GemmWithEpilogue|gemm_\\w+_kernel|decode_kernel"
+ELEMENT = re.compile(r"13__nv_bfloat16|6__half|(?<=I)f(?=[EL])|S\d_")
+
+
+def measured(keys: Iterable[machine_code.Key]) -> frozenset[machine_code.Key]:
+    """The kernels whose steps are counted: a product's, on the oldest GPU that runs it."""
+    return frozenset(key for key in keys if key[0] in ("sm_80", "sm_90a") and re.search(PRODUCTS, key[1]))
+
+
+def others(keys: Iterable[machine_code.Key]) -> frozenset[machine_code.Key]:
+    """The other ones that are read, for an instruction that they hold or must not hold: products on newer GPUs; and of
+    what makes codes, half of all code, every form with one of its element types on sm_90, and one form of each kernel
+    on sm_80. The bytes of the library say which one: each change of it reads others. Nightly all of them."""
+    keys = frozenset(keys) - measured(keys)
+    if os.environ.get("PYQUANT_NIGHTLY", "") not in ("", "0"):
+        return keys
+    coin = hashlib.sha256(f"{BASE_SEED}".encode() + LIBRARY.read_bytes())
+    forms: dict[Any, list[tuple[bytes, machine_code.Key]]] = {}
+    for arch, name in keys:
+        if re.search(PRODUCTS, name):
+            form = name
+        else:
+            form = ELEMENT.sub("T", name) if arch == "sm_90" else name.partition("_kernel")[0]
+        toss = coin.copy()
+        toss.update(f"{arch} {name}".encode())
+        forms.setdefault((arch, form), []).append((toss.digest(), (arch, name)))
+    return frozenset(min(some)[1] for some in forms.values())

@@ -7,7 +7,9 @@ import collections
 import contextlib
 import fcntl
 import functools
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -16,12 +18,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 FUNCTION = re.compile(r"Function : (\S+)")
 ARCHITECTURE = re.compile(r"code for (sm_\w+)")
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*)")
 TARGET = re.compile(r"0x([0-9a-f]+)")
-ENCODING = re.compile(r"\s*/\* 0x[0-9a-f]+ \*/")  # a line of its own
+ENCODING = " " * 40  # begins the second half of an instruction's encoding, a line of its own
 # Integer, logic, comparison, selection, permutation and move: one instruction of a warp in two clocks of a scheduler.
 ALU = frozenset(
     {
@@ -47,7 +50,7 @@ ALU = frozenset(
         "VIMNMX",
     }
 )
-USAGE = re.compile(r"Function (\S+):\s+REG:\d+ STACK:\d+ SHARED:(\d+)")
+USAGE = re.compile(r"Function (\S+):\s+REG:\d+ STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 ROW = re.compile(r"^\s*pyquant_kernel\((\w+)\s+(\S+)\s+(\S+)\s+(\w+)\s", re.MULTILINE)
 
 
@@ -68,85 +71,145 @@ WAIT = "ACQBULK"  # griddepcontrol.wait: what the kernel before has written is v
 EARLY = "read before " + WAIT
 
 
-@dataclass(frozen=True)
-class Line:
+Key = tuple[str, str]  # architecture, mangled name
+
+
+class Line(NamedTuple):
     address: int
     operation: str
     target: int | None  # of a branch
     is_guarded: bool  # by a predicate
 
 
+class Usage(NamedTuple):
+    stack: int  # bytes a thread, of what is spilled too
+    shared: int  # bytes a block, static
+
+
 @functools.cache
-def _disassembly(tool: str, library: Path) -> Path:
-    """The library's machine code as text, without the encodings: made once (a minute or two), read often; of several
-    processes of one run of pytest the first one makes it for all."""
+def usage(tool: str, library: Path) -> dict[Key, Usage]:
+    """Every kernel of the library, and what memory it holds: read from its tables, without the code."""
+    told = subprocess.run([tool, "-res-usage", str(library)], capture_output=True, text=True, check=True).stdout
+    found: dict[Key, Usage] = {}
+    for part in re.split(r"^arch = ", told, flags=re.MULTILINE)[1:]:
+        architecture = part.split(maxsplit=1)[0]
+        for name, stack, shared, local in USAGE.findall(part):
+            found[architecture, name] = Usage(int(stack) + int(local), int(shared))
+    return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a kernel's lines stand in a listing, and how often it holds each instruction."""
+
+    begin: int
+    end: int
+    count: collections.Counter[str]
+
+
+def _folder() -> Path:
+    """Of several processes of one run of pytest the same. The last one takes it away."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     folder = Path(tempfile.gettempdir(), f"pyquant-machine-code-{run}") if run else Path(tempfile.mkdtemp())
     folder.mkdir(exist_ok=True)
-    text, readers = folder / "listing", (folder / "readers").open("w")
+    readers = (folder / "readers").open("w")
     fcntl.flock(readers, fcntl.LOCK_SH)
-    with (folder / "maker").open("w") as maker:
-        fcntl.flock(maker, fcntl.LOCK_EX)
-        if not text.exists():
-            _disassemble(tool, library, folder / "unfinished").rename(text)
 
     def leave() -> None:
-        """The last one takes it away."""
         with contextlib.suppress(OSError):
             fcntl.flock(readers, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(leave)
-    return text
+    return folder
 
 
-def _disassemble(tool: str, library: Path, text: Path) -> Path:
+_shared_folder = functools.cache(_folder)
+
+
+@functools.cache
+def _disassembly(tool: str, library: Path, keys: frozenset[Key]) -> tuple[Path, dict[Key, Place]]:
+    """The machine code of those kernels as text, without the encodings, and where each stands in it: made once (80
+    microseconds an instruction), read often; of several processes of one run the first one makes it for all."""
+    name = hashlib.sha256(repr((library, sorted(keys))).encode()).hexdigest()[:16]
+    text, index = _shared_folder() / f"{name}.text", _shared_folder() / f"{name}.index"
+    with (_shared_folder() / f"{name}.maker").open("w") as maker:
+        fcntl.flock(maker, fcntl.LOCK_EX)
+        if not index.exists():
+            with text.open("wb") as out:
+                made = [
+                    row for arch in sorted({arch for arch, _ in keys}) for row in _make(tool, library, arch, keys, out)
+                ]
+            unfinished = index.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(made))
+            unfinished.rename(index)
+    rows = json.loads(index.read_text())
+    places = {(arch, name): Place(begin, end, collections.Counter(c)) for arch, name, begin, end, c in rows}
+    assert set(places) == keys, "not every kernel was found"
+    return text, places
+
+
+def _make(tool: str, library: Path, arch: str, keys: frozenset[Key], out: BinaryIO) -> Iterator[tuple[Any, ...]]:
+    """(architecture, name, begin, end, counts) of the kernels of one architecture, whose lines go out."""
     environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    process = subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    with text.open("w") as out:
-        out.writelines(line for line in process.stdout if not ENCODING.match(line))
-    assert process.wait() == 0
-    return text
-
-
-def _lines(tool: str, library: Path) -> Iterator[tuple[str, str, Line | None]]:
-    """(architecture, mangled name, instruction) in the library's order; of a kernel's head None."""
-    architecture = name = ""
-    with _disassembly(tool, library).open() as listing:
-        for line in listing:
+    names = {name for architecture, name in keys if architecture == arch}
+    with tempfile.NamedTemporaryFile("w") as options:
+        options.write(f"-fun {','.join(sorted(names))}")
+        options.flush()
+        command = [tool, "-sass", "-arch", arch, "-optf", options.name, str(library)]
+        # it warns of each name in each file that does not hold it
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        assert process.stdout is not None
+        here, name, begin, count = "", "", 0, collections.Counter[str]()
+        for line in process.stdout:
+            if line.startswith(ENCODING):
+                continue
             if instruction := INSTRUCTION.match(line):
-                address, guard, operation, rest = instruction.groups()
-                target = TARGET.search(rest) if operation == "BRA" else None
-                goes_to = int(target[1], 16) if target else None
-                yield architecture, name, Line(int(address, 16), operation, goes_to, guard is not None)
+                if name:
+                    operation = instruction[3]
+                    count[operation] += 1
+                    if operation.startswith(("LDG.", "LD.E", "ATOM")) and WAIT not in count:
+                        count[EARLY] += 1
+                    out.write(instruction[0].encode() + b"\n")
             elif function := FUNCTION.search(line):
-                name = function[1]
-                yield architecture, name, None
+                if name:
+                    yield arch, name, begin, out.tell(), count
+                # sm_90 brings sm_90a along
+                name = function[1] if here == arch and function[1] in names else ""
+                begin, count = out.tell(), collections.Counter()
             elif found := ARCHITECTURE.search(line):
-                architecture = found[1]
+                here = found[1]
+        if name:
+            yield arch, name, begin, out.tell(), count
+        assert process.wait() == 0, command
 
 
-def read(tool: str, library: Path) -> dict[tuple[str, str], collections.Counter[str]]:
-    """(architecture, mangled name) -> how often each instruction stands in the kernel, and how many loads of global
-    memory into registers stand before the first wait for the kernel before (EARLY; all of them, if it never waits)."""
-    counts: dict[tuple[str, str], collections.Counter[str]] = {}
-    for architecture, name, line in _lines(tool, library):
-        count = counts.setdefault((architecture, name), collections.Counter())
-        if line is not None:
-            count[line.operation] += 1
-            if line.operation.startswith(("LDG.", "LD.E", "ATOM")) and WAIT not in count:
-                count[EARLY] += 1
-    return counts
+def read(tool: str, library: Path, keys: frozenset[Key]) -> dict[Key, collections.Counter[str]]:
+    """How often each instruction stands in each of the kernels, and how many loads of global memory into registers
+    stand before the first wait for the kernel before (EARLY; all of them, if it never waits)."""
+    return {key: place.count for key, place in _disassembly(tool, library, keys)[1].items()}
 
 
-def listings(tool: str, library: Path, pattern: str) -> dict[tuple[str, str], list[Line]]:
-    """(architecture, mangled name) -> the instructions of each kernel whose name holds the pattern."""
-    found: dict[tuple[str, str], list[Line]] = {}
-    for architecture, name, line in _lines(tool, library):
-        if line is not None and re.search(pattern, name):
-            found.setdefault((architecture, name), []).append(line)
+def listings(tool: str, library: Path, keys: frozenset[Key], architecture: str, pattern: str) -> dict[str, list[Line]]:
+    """Mangled name -> the instructions of each kernel of the architecture whose name holds the pattern."""
+    text, places = _disassembly(tool, library, keys)
+    found: dict[str, list[Line]] = {}
+    with text.open("rb") as listing:
+        for (arch, name), place in places.items():
+            if arch == architecture and re.search(pattern, name):
+                listing.seek(place.begin)
+                found[name] = [_line(line) for line in listing.read(place.end - place.begin).decode().splitlines()]
     return found
+
+
+def _line(text: str) -> Line:
+    instruction = INSTRUCTION.match(text)
+    assert instruction, text
+    address, guard, operation, rest = instruction.groups()
+    target = TARGET.search(rest) if operation == "BRA" else None
+    return Line(int(address, 16), operation, int(target[1], 16) if target else None, guard is not None)
 
 
 def _loops(listing: list[Line]) -> list[list[Line]]:
@@ -192,15 +255,6 @@ def busiest_way(listing: list[Line], weight: Callable[[str], int]) -> tuple[int,
             if after > index:
                 reached[after] = max(reached.get(after, here), here)
     return best[0], -best[1]
-
-
-def static_shared(tool: str, library: Path) -> dict[str, int]:
-    """Mangled name -> bytes of shared memory that the kernel holds statically, on any architecture the most."""
-    told = subprocess.run([tool, "-res-usage", str(library)], capture_output=True, text=True, check=True).stdout
-    sizes: dict[str, int] = {}
-    for name, shared in USAGE.findall(told):
-        sizes[name] = max(sizes.get(name, 0), int(shared))
-    return sizes
 
 
 def warp_shapes(table: Path) -> dict[tuple[str, str], tuple[int, ...]]:
