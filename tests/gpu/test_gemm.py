@@ -11,7 +11,7 @@ import accept
 import pytest
 import torch
 from blocked import pack_blocked128
-from gpu_device import SENTINEL, Memory
+from gpu_device import SENTINEL, Memory, shared_out
 from images import as_images
 from problems import BASE_SEED, Draw
 from steps import draw_steps, natural_steps, pack_blocked_steps, products
@@ -301,7 +301,7 @@ ROW_OUTPUTS = [(name, out) for name, row in ROWS.items() for out in row["out"]]
 
 @pytest.mark.parametrize(("name", "out"), ROW_OUTPUTS, ids=[f"{n}-{o}" for n, o in ROW_OUTPUTS])
 def test_row_equals_the_specification(native: Any, device: Memory, name: str, out: str) -> None:
-    for index in range(CASES):
+    for index in shared_out(device, range(CASES), name, out):
         case = make_case(name, out, index)
         compare(run(native, device, case), case.want(), case.repeat)
         device.free()
@@ -316,7 +316,7 @@ def test_row_with_no_more_than_zero_points_scales_and_a_bias_equals_the_specific
 ) -> None:
     """What the straight-line epilogues store (csrc/cuda/gemm/plain80.cuh, plain90.cuh). One token is poisoned, and one
     channel's scale is at an end of float32."""
-    for index in range(max(3, CASES // 3)):
+    for index in shared_out(device, range(max(3, CASES // 3)), name, out, "plain"):
         case = make_case(name, out, index, plain=True)
         if "x_scale" in case.memory and case.problem.get("per_token_scale"):
             case.memory["x_scale"][index % case.problem["m"]] = torch.nan

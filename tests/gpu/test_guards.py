@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from gpu_device import SENTINEL, Memory
+from gpu_device import MODES, PAIRS, SENTINEL, Memory, shared_out
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -122,3 +123,22 @@ def test_repeats_are_equal_bit_for_bit(native: Any, device: Memory, name: str) -
         again = run(native, device, case)
         assert torch.equal(again.view(torch.uint8), first.view(torch.uint8)), case.repeat
         device.free()
+
+
+@pytest.mark.parametrize("count", [3, 6, 24])
+def test_every_case_runs_in_two_modes_and_every_mode_has_cases(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.delenv("PYQUANT_NIGHTLY", raising=False)
+    seen = set()
+    for key in range(32):
+        shares = {
+            mode: shared_out(SimpleNamespace(is_simulator=True, mode_name=mode), range(count), key) for mode in MODES
+        }
+        assert all(shares.values())
+        for case in range(count):
+            pair = tuple(mode for mode in ("plain", "checked", "lazy", "random") if case in shares[mode])
+            assert pair in PAIRS
+            seen.add((case, pair))
+    assert len(seen) == 4 * count, "whatever the key is, a case runs in the same modes"
+    assert shared_out(SimpleNamespace(is_simulator=False, mode_name="plain"), range(count)) == list(range(count))
+    monkeypatch.setenv("PYQUANT_NIGHTLY", "1")
+    assert shared_out(SimpleNamespace(is_simulator=True, mode_name="plain"), range(count)) == list(range(count))

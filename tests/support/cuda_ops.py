@@ -31,6 +31,7 @@ class CudaOps:
     """`device.qlinear(x, ...)` is `pyquant.ops.qlinear` with every tensor on the device and the result back."""
 
     is_simulator = False
+    mode_name = "plain"
 
     def put(self, value: Any) -> Any:
         """A tensor (or a container's tensors) on the device, strides kept; anything else as it is."""
@@ -116,6 +117,7 @@ class SimulatedOps(CudaOps):
             torch.ops.pyquant_sim.use_stream(torch.empty(0), 0, False)
 
     def mode(self, name: str) -> None:
+        self.mode_name = name
         self._memory.mode(name)
 
     def finish(self) -> None:
