@@ -10,6 +10,7 @@ import pytest
 import torch
 from conv_op import FORMS, LAST, Conv
 from cuda_ops import CudaOps
+from gpu_device import shared_out
 from problems import BASE_SEED, Draw
 
 from pyquant.core.patches import Patches
@@ -28,7 +29,7 @@ WINDOWS = (
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_op_gives_the_bits_of_the_cpu(anywhere: CudaOps, form: str) -> None:
-    for index, (channels, n, patches) in enumerate(WINDOWS):
+    for index, (channels, n, patches) in shared_out(anywhere, enumerate(WINDOWS), form):
         draw = Draw(BASE_SEED, "conv op", form, index)
         conv = Conv(anywhere, channels, n, patches, activation=("none", "relu", "silu")[index % 3], **FORMS[form])
         x = draw.normal(3, channels, 7, 11) * torch.tensor([1.0, 4.0, 0.2]).reshape(3, 1, 1, 1)

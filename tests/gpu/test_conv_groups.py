@@ -8,6 +8,7 @@ import pytest
 import torch
 from conv_op import FORMS, LAST, Conv, in_groups
 from cuda_ops import CudaOps
+from gpu_device import shared_out
 from problems import BASE_SEED, Draw
 
 from pyquant import ops
@@ -32,7 +33,7 @@ GROUPED = (
 
 @pytest.mark.parametrize("form", FORMS)
 def test_groups_give_the_bits_of_the_cpu(anywhere: CudaOps, form: str) -> None:
-    for index, (channels, n, patches) in enumerate(GROUPED):
+    for index, (channels, n, patches) in shared_out(anywhere, enumerate(GROUPED), form):
         draw = Draw(BASE_SEED, "conv in groups", form, index)
         conv = Conv(anywhere, channels, n, patches, activation=("none", "relu", "silu")[index % 3], **FORMS[form])
         x = draw.normal(3, channels, 6, 11 + index % 4) * torch.tensor([1.0, 4.0, 0.2]).reshape(3, 1, 1, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import accept
 import pytest
 import torch
-from gpu_device import SENTINEL, Memory
+from gpu_device import SENTINEL, Memory, shared_out
 from problems import BASE_SEED, Draw
 from torch import Tensor
 
@@ -79,7 +79,7 @@ class Windowed:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_sums_under_random_windows_are_exact(native: Any, device: Memory, name: str) -> None:
-    for index in range(8):
+    for index in shared_out(device, range(8), name):
         draw = Draw(BASE_SEED, "windows", name, index)
         case = Windowed.draw(draw, draw.choice((8, 64, 72, 130)))
         got = case.launch(native, device, name, "s32", {})
@@ -91,7 +91,7 @@ def test_sums_under_random_windows_are_exact(native: Any, device: Memory, name: 
 @pytest.mark.parametrize("name", ROWS)
 def test_epilogues_over_images(native: Any, device: Memory, name: str, out: str) -> None:
     """A scale and a zero point a row, as images have them."""
-    for index in range(3):
+    for index in shared_out(device, range(3), name, out):
         draw = Draw(BASE_SEED, "windows epilogue", name, out, index)
         case = Windowed.draw(draw, draw.choice((64, 96)))
         m, n = len(case.rows), len(case.weights)

@@ -14,7 +14,7 @@ import laws
 import mutants
 import pytest
 import torch
-from gpu_device import SENTINEL, Memory
+from gpu_device import SENTINEL, Memory, shared_out
 from problems import BASE_SEED, Draw
 from torch import Tensor
 
@@ -143,7 +143,7 @@ def _job(draw: Draw, granularity: str, cols: int) -> tuple[int, int | None]:
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "affine"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_quantize_dynamic(native: Any, device: Memory, dtype: str, symmetric: bool, granularity: str) -> None:
-    for index in range(8):
+    for index in shared_out(device, range(8), dtype, symmetric, granularity):
         draw = Draw(BASE_SEED, "dynamic", dtype, symmetric, granularity, index)
         rows, cols = _shapes(draw)
         x = _values(draw, rows, cols, FLOATS[dtype])
@@ -167,7 +167,7 @@ def test_quantize_dynamic(native: Any, device: Memory, dtype: str, symmetric: bo
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_static_quantize_and_dequantize(native: Any, device: Memory, dtype: str, granularity: str) -> None:
-    for index in range(6):
+    for index in shared_out(device, range(6), dtype, granularity):
         draw = Draw(BASE_SEED, "static", dtype, granularity, index)
         rows, cols = _shapes(draw)
         group, scales = _job(draw, granularity, cols)
@@ -214,7 +214,7 @@ def test_static_quantize_and_dequantize(native: Any, device: Memory, dtype: str,
 def test_dequantize(native: Any, device: Memory, dtype: str, code: str, granularity: str) -> None:
     """Any rows apart, off every boundary, with groups that end within a unit, and zero points of any size."""
     low, high = {"s8": (-128, 127), "u8": (0, 255), "s4": (-8, 7)}[code]
-    for index in range(6):
+    for index in shared_out(device, range(6), dtype, code, granularity):
         draw = Draw(BASE_SEED, "dequantize", dtype, code, granularity, index)
         rows, cols = _shapes(draw)
         group, scales = _job(draw, granularity, cols)
@@ -298,7 +298,7 @@ def _produce(
 
 @pytest.mark.parametrize("name", laws.PRODUCERS)
 def test_norm_or_gate_and_quantize(native: Any, device: Memory, name: str) -> None:
-    for index in range(9):
+    for index in shared_out(device, range(9), name):
         draw = Draw(BASE_SEED, "producer", name, index)
         k = 0 if index == 8 else None
         call = laws.producer_call(name, BASE_SEED + 100 + index, k=k)
