@@ -272,8 +272,8 @@ struct NormInput {
   };
 };
 
-// One that is absent is aligned. Units are loaded at once as floats or as what the input is made of: other mixes, which no
-// model has, take the way of misaligned ones, so that the kernels are compiled for two types and not for three.
+// One that is absent is aligned. Units are loaded at once as floats or as what the input is made of: other mixes, which
+// no model has, take the way of misaligned ones, so that the kernels are compiled for two types and not for three.
 template <class T>
 Channel channel_of(const void* data, DType type) {
   constexpr DType kOwn = std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
