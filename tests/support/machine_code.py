@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-FUNCTION = re.compile(r"Function : (\S+)")
-ARCHITECTURE = re.compile(r"code for (sm_\w+)")
+SECTION = re.compile(r"^\.text\.(?=\S+:$)", re.MULTILINE)
+LABEL = re.compile(r"([.$]\S+):$")
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*)")
 TARGET = re.compile(r"0x([0-9a-f]+)")
-ENCODING = " " * 40  # begins the second half of an instruction's encoding, a line of its own
 # Integer, logic, comparison, selection, permutation and move: one instruction of a warp in two clocks of a scheduler.
 ALU = frozenset(
     {
@@ -129,17 +129,15 @@ _shared_folder = functools.cache(_folder)
 
 @functools.cache
 def _disassembly(tool: str, library: Path, keys: frozenset[Key]) -> tuple[Path, dict[Key, Place]]:
-    """The machine code of those kernels as text, without the encodings, and where each stands in it: made once (80
-    microseconds an instruction), read often; of several processes of one run the first one makes it for all."""
+    """The machine code of those kernels as text, without the encodings, and where each stands in it: made once (a
+    minute or two), read often; of several processes of one run the first one makes it for all."""
     name = hashlib.sha256(repr((library, sorted(keys))).encode()).hexdigest()[:16]
     text, index = _shared_folder() / f"{name}.text", _shared_folder() / f"{name}.index"
     with (_shared_folder() / f"{name}.maker").open("w") as maker:
         fcntl.flock(maker, fcntl.LOCK_EX)
         if not index.exists():
             with text.open("wb") as out:
-                made = [
-                    row for arch in sorted({arch for arch, _ in keys}) for row in _make(tool, library, arch, keys, out)
-                ]
+                made = list(_make(tool, library, keys, out))
             unfinished = index.with_suffix(".unfinished")
             unfinished.write_text(json.dumps(made))
             unfinished.rename(index)
@@ -149,41 +147,62 @@ def _disassembly(tool: str, library: Path, keys: frozenset[Key]) -> tuple[Path, 
     return text, places
 
 
-def _make(tool: str, library: Path, arch: str, keys: frozenset[Key], out: BinaryIO) -> Iterator[tuple[Any, ...]]:
-    """(architecture, name, begin, end, counts) of the kernels of one architecture, whose lines go out."""
-    environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    names = {name for architecture, name in keys if architecture == arch}
-    with tempfile.NamedTemporaryFile("w") as options:
-        options.write(f"-fun {','.join(sorted(names))}")
-        options.flush()
-        command = [tool, "-sass", "-arch", arch, "-optf", options.name, str(library)]
-        # it warns of each name in each file that does not hold it
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-        )
-        assert process.stdout is not None
-        here, name, begin, count = "", "", 0, collections.Counter[str]()
-        for line in process.stdout:
-            if line.startswith(ENCODING):
-                continue
-            if instruction := INSTRUCTION.match(line):
-                if name:
-                    operation = instruction[3]
-                    count[operation] += 1
-                    if operation.startswith(("LDG.", "LD.E", "ATOM")) and WAIT not in count:
-                        count[EARLY] += 1
-                    out.write(instruction[0].encode() + b"\n")
-            elif function := FUNCTION.search(line):
-                if name:
-                    yield arch, name, begin, out.tell(), count
-                # sm_90 brings sm_90a along
-                name = function[1] if here == arch and function[1] in names else ""
-                begin, count = out.tell(), collections.Counter()
-            elif found := ARCHITECTURE.search(line):
-                here = found[1]
-        if name:
+@functools.cache
+def _cubins(tool: str, library: Path) -> list[tuple[str, Path, dict[str, int]]]:
+    """The library's files of machine code: the architecture, the file, the index of each kernel in its table."""
+    folder = Path(tempfile.mkdtemp(dir=_shared_folder()))
+    subprocess.run([tool, "-xelf", "all", str(library)], cwd=folder, capture_output=True, check=True)
+    return [(path.name.split(".")[-2], path, _functions(path.read_bytes())) for path in sorted(folder.iterdir())]
+
+
+def _functions(elf: bytes) -> dict[str, int]:
+    """Name -> index in the symbol table, of the functions of an ELF file of 64 bits."""
+    (at,) = struct.unpack_from("<Q", elf, 40)
+    size, count = struct.unpack_from("<HH", elf, 58)
+    sections = [struct.unpack_from("<IIQQQQII", elf, at + size * place) for place in range(count)]
+    found = {}
+    for _, kind, _, _, offset, length, link, _ in sections:
+        for index in range(length // 24 if kind == 2 else 0):
+            name, info = struct.unpack_from("<IB", elf, offset + 24 * index)
+            begin = sections[link][4] + name
+            if info & 15 == 2:
+                found[elf[begin : elf.index(b"\0", begin)].decode()] = index
+    return found
+
+
+def _make(tool: str, library: Path, keys: frozenset[Key], out: BinaryIO) -> Iterator[tuple[Any, ...]]:
+    """(architecture, name, begin, end, counts) of the kernels, whose lines go out. By nvdisasm: cuobjdump takes longer
+    for some functions of a library than for all."""
+    for arch, path, functions in _cubins(tool, library):
+        wanted = [index for name, index in functions.items() if (arch, name) in keys]
+        if not wanted:
+            continue
+        command = [str(Path(tool).parent / "nvdisasm"), "-c", "-fun", ",".join(map(str, wanted)), str(path)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for part in SECTION.split(told)[1:]:
+            name, _, text = part.partition(":\n")
+            begin, count = out.tell(), collections.Counter[str]()
+            for instruction in _instructions(text):
+                operation = instruction[3]
+                count[operation] += 1
+                if operation.startswith(("LDG.", "LD.E", "ATOM")) and WAIT not in count:
+                    count[EARLY] += 1
+                out.write(instruction[0].encode() + b"\n")
             yield arch, name, begin, out.tell(), count
-        assert process.wait() == 0, command
+
+
+def _instructions(text: str) -> list[re.Match[str]]:
+    """With addresses in the place of labels."""
+    places: dict[str, str] = {}
+    labels: list[str] = []
+    for line in text.splitlines():
+        if label := LABEL.match(line):
+            labels.append(label[1])
+        elif labels and (instruction := INSTRUCTION.match(line)):
+            places |= dict.fromkeys(labels, f"0x{instruction[1]}")
+            labels = []
+    text = re.sub(r"`\((\S+?)\)", lambda label: places.get(label[1], label[0]), text)
+    return [instruction for line in text.splitlines() if (instruction := INSTRUCTION.match(line))]
 
 
 def read(tool: str, library: Path, keys: frozenset[Key]) -> dict[Key, collections.Counter[str]]:
