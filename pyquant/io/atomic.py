@@ -29,7 +29,7 @@ class SaveDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._fd = -1
+        self._fd, self._owner = -1, os.getpid()
 
     def __enter__(self) -> SaveDirectory:
         _make_directory(self.path)
@@ -45,7 +45,8 @@ class SaveDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child of this process may hold it open; a killed one releases it too
+        if os.getpid() == self._owner:  # a child may hold it open; a killed process releases it too
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)
 
     def names(self) -> list[str]:

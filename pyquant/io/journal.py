@@ -41,6 +41,7 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str], kind: str, facts: str | Mapping[str, str]) -> None:
         self.path = file_path("path", path)
         self.entries: dict[str, Any] = {}
+        self._owner = os.getpid()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # a FIFO placed there by an attacker must not block, nor a link lead to another file
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -83,7 +84,8 @@ class Journal:
     def close(self) -> None:
         """Gives the file back; a killed process gives it back too."""
         if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child of this process may hold the file open
+            if os.getpid() == self._owner:  # a child holds the file open too: the lock is not its own to give back
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 

@@ -204,6 +204,23 @@ def test_a_worker_that_lives_on_keeps_no_lock(tmp_path: Path, child: Callable[[]
         pass
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_worker_that_ends_leaves_the_lock(tmp_path: Path) -> None:
+    """A fork that is unwound through the parent's with statements closes what it has inherited."""
+    with Journal(tmp_path / "journal", "test", "facts") as journal, atomic.SaveDirectory(tmp_path / "saved") as saved:
+        pid = os.fork()
+        if pid == 0:
+            with suppress(BaseException):
+                journal.close()
+                saved.__exit__()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        with pytest.raises(CheckpointError, match="another process"), Journal(tmp_path / "journal", "test", "facts"):
+            pass
+        with pytest.raises(CheckpointError, match="another process"), atomic.SaveDirectory(tmp_path / "saved"):
+            pass
+
+
 def test_files_beside_a_model_leave_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(name: str, data: bytes, folder: int) -> None:
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT, dir_fd=folder))
