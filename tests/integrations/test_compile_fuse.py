@@ -395,6 +395,57 @@ def test_nothing_moves_over_a_write(function: Callable[..., Any]) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
+class Cached(nn.Module):
+    """A buffer that every call writes into, in a way whose result nobody reads."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.b, self.write = nn.Linear(32, 32), nn.Linear(32, 32), write
+        self.register_buffer("cache", torch.zeros(8, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        self.write(self.cache, h)
+        return self.b(h) + self.cache[: len(x)]
+
+
+def _set(cache: Tensor, h: Tensor) -> None:
+    cache[1 : 1 + len(h)] = h
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "copy_": lambda cache, h: cache[: len(h)].copy_(h),
+    "index_copy_": lambda cache, h: cache.index_copy_(0, torch.arange(len(h)) + 1, h),
+    "add_": lambda cache, h: cache.narrow(0, 1, len(h)).add_(h),
+    "out=": lambda cache, h: torch.mul(h, 2.0, out=cache[: len(h)]),
+    "setitem": _set,
+    "relu inplace": lambda cache, h: F.relu(cache[: len(h)].copy_(h), inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_nobody_reads_stays(name: str) -> None:
+    """Such as that of a cache of keys and values, beside layers that are folded."""
+    model = quantised(nn.Sequential(Cached(WRITES[name])))
+    with torch.no_grad():
+        want = model(X)
+    kept = model[0].cache.clone()
+    model[0].cache.zero_()
+    fused = Fused(model)
+    got = fused(X)
+    assert fused.fusing.folded["activations"] == 1
+    assert kept.any()
+    assert torch.equal(model[0].cache, kept)
+    assert torch.equal(got, want)
+    model[0].cache.zero_()
+    with torch.no_grad():
+        program = torch.export.export(model, (X,))
+    assert fuse_exported(program)["activations"] == 1
+    again = program.module()
+    assert torch.equal(again(X), want)
+    assert torch.equal(again.state_dict()["0.cache"], kept)
+
+
 # ---- norms
 
 

@@ -16,7 +16,15 @@ from torch.nn import functional as F
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.integrations.compile import gates, norms
-from pyquant.integrations.compile.graph import alike, arguments_of, call, is_quiet, kind_of, only_user
+from pyquant.integrations.compile.graph import (
+    alike,
+    arguments_of,
+    call,
+    erase_orphans,
+    is_quiet,
+    kind_of,
+    only_user,
+)
 from pyquant.integrations.compile.layers import LayerCall
 from pyquant.nn.fuse_rules import activation_of
 
@@ -113,6 +121,7 @@ def fuse_exported(program: torch.export.ExportedProgram, **options: bool) -> dic
 
 def _fuse(graph: fx.Graph, wanted: dict[str, bool]) -> Counter[str]:
     folded: Counter[str] = Counter()
+    used = {node for node in graph.nodes if node.users}
     for node in list(graph.nodes):
         _skip_dropout(graph, node)
     gate = partial(gates.fold, activation_of=_activation_of)
@@ -121,8 +130,7 @@ def _fuse(graph: fx.Graph, wanted: dict[str, bool]) -> Counter[str]:
         for node in list(graph.nodes) if wanted[name] else ():
             if node.users and fold(graph, node):
                 folded[name] += 1
-    if folded:
-        graph.eliminate_dead_code()
+    erase_orphans(graph, used)
     return folded
 
 

@@ -95,6 +95,14 @@ def only_user(node: fx.Node, user: fx.Node) -> bool:
     return set(node.users) == {user} and sum(value is node for value in given) == 1
 
 
+def erase_orphans(graph: fx.Graph, used: set[fx.Node]) -> None:
+    """Of the nodes that were used, those that no longer are and do nothing but compute. Graph.eliminate_dead_code takes
+    more: methods that write in place, such as a cache's index_copy_, whose result nobody reads."""
+    for node in reversed(graph.nodes):
+        if node in used and not node.users and node.op in ("call_function", "call_method") and not _may_write(node):
+            graph.erase_node(node)
+
+
 def is_quiet(first: fx.Node, last: fx.Node) -> bool:
     """Whether nothing between two nodes of a graph, `last` included, may write into memory that others read: only then
     may a computation move from one to the other."""
