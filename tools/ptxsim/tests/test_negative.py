@@ -35,6 +35,8 @@ CASES = {  # kernel: (configuration under which it is reported, words expected i
     "trap": ({}, "trap"),
     "diverged_shfl": ({}, "deadlock"),
     "unsupported": ({}, "sparse mma"),
+    "register_pool": ({}, "waits for registers"),
+    "register_take": ({}, "setmaxnreg.inc to 40 registers of a thread that has 80"),
     "launch_bounds": ({}, "__launch_bounds__"),
     "dynamic_limit": ({}, "dynamic shared memory"),
 }

@@ -126,11 +126,37 @@ OP(membar) {
   t.out(hnop, C_FENCE);
 }
 OP(setmaxnreg) {
-  t.ignore({"inc", "dec", "sync", "aligned", "u32"});
+  const bool inc = t.has("inc"), dec = t.has("dec");
+  t.ignore({"sync", "aligned", "u32"});
   s64 n = t.op(0).imm;
-  if (n < 24 || n > 256 || n % 8) t.err("setmaxnreg value");
-  auto h = [](Warp& w, const Inst&, u32 m) { converge(w, m, w.live); };
-  t.out(h, C_OTHER);
+  if (n < 24 || n > 256 || n % 8 || inc == dec) t.err("setmaxnreg value");
+  t.P.mostRegs = std::max(t.P.mostRegs, (u32)n);
+  // Registers come from what the CTA got at launch and its warps gave back; an increase waits until there are enough.
+  auto give = [](Warp& w, const Inst& I, u32 m) {
+    if (!converge(w, m, w.live) || !w.threadRegs) return;
+    const u32 n = (u32)I.imm;
+    if (n > w.threadRegs) simFail(w, 719, "setmaxnreg.dec to %u registers of a thread that has %u", n, w.threadRegs);
+    w.cta->freeRegs += w.threadRegs - n;
+    w.threadRegs = n;
+    w.cl->progress++;
+  };
+  auto take = [](Warp& w, const Inst& I, u32 m) {
+    if (!converge(w, m, w.live) || !w.threadRegs) return;
+    const u32 n = (u32)I.imm;
+    if (n < w.threadRegs) simFail(w, 719, "setmaxnreg.inc to %u registers of a thread that has %u", n, w.threadRegs);
+    if (w.cta->freeRegs < n - w.threadRegs) {
+      w.frags[w.cur].need = n - w.threadRegs;
+      blockFrag(w, F_REGS);
+      w.pc--;
+      w.frags[w.cur].pc = w.pc;
+      return;
+    }
+    w.cta->freeRegs -= n - w.threadRegs;
+    w.threadRegs = n;
+    w.cl->progress++;
+  };
+  Inst& I = inc ? t.out(take, C_OTHER) : t.out(give, C_OTHER);
+  I.imm = (u32)n;
 }
 OP(griddepcontrol) {
   t.ignore({"wait", "launch_dependents"});

@@ -4,6 +4,17 @@
 
 namespace ptxsim {
 
+// What a thread has at launch where setmaxnreg moves registers later, as ptxas 13 gives it: what the CTAs that the kernel
+// is declared for leave it, in eights, but no more than any setmaxnreg asks for. 0 where the kernel does not say how many
+// threads and CTAs: ptxas ignores setmaxnreg there (its note C7508).
+static u32 launchRegs(const Program& p) {
+  auto count = [](const int* n) { return n[0] * n[1] * n[2]; };
+  const Function& f = *p.fn;
+  if (f.maxRegs) return (u32)f.maxRegs / 8 * 8;
+  const int threads = std::max(count(f.maxntid), count(f.reqntid));
+  if (!threads || !f.minCtas) return 0;
+  return std::min(65536u / (u32)(threads * f.minCtas) / 8 * 8, p.mostRegs);
+}
 Cluster* makeCluster(Launch& L, u32 idx) {
   auto* c = new Cluster;
   c->L = &L;
@@ -26,6 +37,7 @@ Cluster* makeCluster(Launch& L, u32 idx) {
   if (c->arena == MAP_FAILED) fail("ptxsim: out of host memory for a cluster (%zu bytes)", c->arenaBytes);
   u8* p = c->arena;
   u32 gw = 0;
+  const u32 atLaunch = launchRegs(*P);
   for (u32 r = 0; r < n; ++r) {
     auto* t = new CTA;
     t->cl = c;
@@ -50,6 +62,7 @@ Cluster* makeCluster(Launch& L, u32 idx) {
       w->kp = P->kpool.data();
       w->wid = i;
       w->gwid = gw++;
+      w->threadRegs = atLaunch;
       w->cls = c->st.cls[0];
       w->regs = (u32*)p;
       p += regs;
@@ -127,7 +140,8 @@ static const char* kState[] = {"ready",
                                "waits on mbarrier",
                                "waits at barrier.cluster",
                                "waits at bar.warp.sync",
-                               "waits for the other warps of the warpgroup at wgmma.wait_group"};
+                               "waits for the other warps of the warpgroup at wgmma.wait_group",
+                               "waits for registers at setmaxnreg.inc"};
 std::string dumpCluster(Cluster& c) {
   std::string s;
   int lines = 0;
@@ -151,6 +165,8 @@ std::string dumpCluster(Cluster& c) {
                      (f.mbarAddr & 0xffffff) - kSmemBase, f.parity, (u32)(v >> 61 & 1), (u32)(v & 0xfffff),
                      (u32)(v >> 20 & 0xfffff), (s32)((s64)(v << 3) >> 43));
       }
+      if (f.st == F_REGS)
+        what += strf(" (of %u a thread; given back: %u of %u)", w->threadRegs, w->cta->freeRegs, f.need);
       s += strf("    CTA (%u,%u,%u) warp %u lanes %s: %s\n        %s\n", w->cta->id[0], w->cta->id[1], w->cta->id[2],
                 w->wid, laneStr(f.mask).c_str(), what.c_str(), codeLoc(w->prog, pc).c_str());
     }

@@ -41,6 +41,7 @@ struct Program {
   u32 dynSmemAlign = 16;
   u32 localBytes = 0;
   u32 paramBytes = 0;
+  u32 mostRegs = 0;      // that a setmaxnreg asks for, of a thread
   u8* params = nullptr;  // launch parameters live here; their address is fixed
   std::vector<u32> paramOff, paramSize;
   std::deque<std::vector<s32>> aux;

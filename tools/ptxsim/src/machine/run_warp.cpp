@@ -22,6 +22,7 @@ static bool fragRunnable(Warp& w, Frag& f) {
       return false;
     case F_WG: return wgPeersReady(w, f.need);
     case F_CBAR: return w.cl->cbGen != w.cbGen;
+    case F_REGS: return w.cta->freeRegs >= f.need;
     case F_WSYNC: {
       u32 got = 0;
       for (auto& g : w.frags)

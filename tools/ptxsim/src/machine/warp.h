@@ -13,7 +13,7 @@ inline constexpr u32 kSmemBase = 1024;  // first user byte of shared memory
 extern u64 g_sharedWin, g_localWin;     // generic windows (4 GiB each)
 inline constexpr u64 kWin = 1ull << 32;
 
-enum FragState : u8 { F_READY, F_CONV, F_BAR, F_MBAR, F_CBAR, F_WSYNC, F_WG };
+enum FragState : u8 { F_READY, F_CONV, F_BAR, F_MBAR, F_CBAR, F_WSYNC, F_WG, F_REGS };
 struct Frag {
   u32 pc, mask;
   FragState st = F_READY;
@@ -71,6 +71,7 @@ struct Warp {
   u8* local = nullptr;
   u32 localBytes = 0;
   u32 wid = 0, gwid = 0;
+  u32 threadRegs = 0;  // what a thread of it owns (setmaxnreg); 0: not known
   std::vector<Frag> frags;
   int cur = 0;
   u32 tid[3][32];
@@ -117,6 +118,7 @@ struct CTA {
   std::vector<Warp*> warps;
   u32 liveWarps = 0;
   Barrier bar[16];
+  u32 freeRegs = 0;  // that setmaxnreg.dec gave back: of a thread, summed over warps
   std::vector<u8> init;  // shared bytes ever written (CHECK)
 };
 

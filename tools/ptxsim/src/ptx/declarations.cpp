@@ -227,7 +227,11 @@ void Parser::module() {
           three(f->reqntid);
         else if (d == ".reqnctapercluster")
           three(f->reqCluster);
-        else if (d == ".minnctapersm" || d == ".maxnreg" || d == ".maxnctapersm" || d == ".maxclusterrank")
+        else if (d == ".minnctapersm")
+          f->minCtas = (int)constExpr();
+        else if (d == ".maxnreg")
+          f->maxRegs = (int)constExpr();
+        else if (d == ".maxnctapersm" || d == ".maxclusterrank")
           constExpr();
         else if (d == ".explicitcluster" || d == ".noreturn" || d == ".blocksareclusters") {
         } else if (d == ".pragma") {

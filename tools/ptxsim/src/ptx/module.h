@@ -126,6 +126,7 @@ struct Function {
   int maxntid[3] = {0, 0, 0};
   int reqntid[3] = {0, 0, 0};
   int reqCluster[3] = {0, 0, 0};
+  int minCtas = 0, maxRegs = 0;  // .minnctapersm, .maxnreg
   // body
   std::vector<RegInfo> regs;
   std::vector<PInst> insts;

@@ -368,6 +368,25 @@ C int dynamic_limit(u32* in, u32* out, int n, int ok) {
   k_dynamic_limit<<<1, 32, ok ? 8192 : 8704>>>(in, out, n, ok);
   return done();
 }
+__global__ void __launch_bounds__(384, 1) k_register_pool(ARGS) {  // 168 registers a thread at launch
+  if (threadIdx.x >= 128)
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  else if (ok)
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+  else
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+  if (threadIdx.x < 128) out[threadIdx.x] = threadIdx.x;
+}
+K(register_pool, 384, 0);
+__global__ void __launch_bounds__(128, 3) k_register_take(ARGS) {  // 168 a thread
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+  if (ok)
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
+  else
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 40;");
+  out[threadIdx.x] = threadIdx.x;
+}
+K(register_take, 128, 0);
 __global__ void __launch_bounds__(64) k_launch_bounds(ARGS) { out[threadIdx.x] = 1; }
 C int launch_bounds(u32* in, u32* out, int n, int ok) {
   k_launch_bounds<<<1, ok ? 64 : 128>>>(in, out, n, ok);

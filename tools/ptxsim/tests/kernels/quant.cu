@@ -405,7 +405,7 @@ C int bulk_reduce(const u32* in, u32* b, u32* h, u32* inc, float* f) {
   return done();
 }
 // a warp-specialised shell: setmaxnreg, griddepcontrol
-__global__ void __launch_bounds__(256) k_special(u32* out) {
+__global__ void __launch_bounds__(256, 1) k_special(u32* out) {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   if (threadIdx.x < 128)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
