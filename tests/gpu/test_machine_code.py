@@ -117,6 +117,23 @@ def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functi
     assert {key: count[machine_code.EARLY] for key, count in waiting.items() if count[machine_code.EARLY]} == {}
 
 
+def test_warps_ask_for_no_more_registers_than_a_launch_gives_their_block(
+    wgmma_kernels: dict[str, list[machine_code.Line]], usage: dict[machine_code.Key, machine_code.Usage]
+) -> None:
+    """Else the last ones wait for ever (PTX ISA, setmaxnreg). One warpgroup fetches, with the fewest; two multiply, with
+    the most; where there are more, they widen weights."""
+    for name, lines in wgmma_kernels.items():
+        given = usage["sm_90a", name].registers
+        warpgroups = 65536 // given // 128  # of as many registers as there are, ptxas gives every thread its share
+        asked = sorted({line.target for line in lines if line.operation.startswith(machine_code.SET_REGISTERS)})
+        if not asked and warpgroups == 2:
+            continue  # one that fetches, one that multiplies: nothing to move
+        assert len(asked) in (2, 3), (name, asked)
+        between = asked[1] if len(asked) == 3 else given
+        assert warpgroups in (3, 4, 5), (name, given)
+        assert asked[0] + between * (warpgroups - 3) + 2 * asked[-1] <= given * warpgroups, (name, given, asked)
+
+
 # Instructions of an output of the plain epilogue, 16 bits out (swapped: one of them a zero point's), and KiB of machine
 # code of a wgmma kernel.
 STRAIGHT, SWAPPED, CODE_BUDGET = 9, 11, 96

@@ -50,7 +50,7 @@ ALU = frozenset(
         "VIMNMX",
     }
 )
-USAGE = re.compile(r"Function (\S+):\s+REG:\d+ STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 ROW = re.compile(r"^\s*pyquant_kernel\((\w+)\s+(\S+)\s+(\S+)\s+(\w+)\s", re.MULTILINE)
 
 
@@ -69,6 +69,7 @@ def cuobjdump() -> str | None:
 
 WAIT = "ACQBULK"  # griddepcontrol.wait: what the kernel before has written is visible from here on
 EARLY = "read before " + WAIT
+SET_REGISTERS = "USETMAXREG"  # setmaxnreg
 
 
 Key = tuple[str, str]  # architecture, mangled name
@@ -77,13 +78,14 @@ Key = tuple[str, str]  # architecture, mangled name
 class Line(NamedTuple):
     address: int
     operation: str
-    target: int | None  # of a branch
+    target: int | None  # of a branch; registers of a thread from here on, of USETMAXREG
     is_guarded: bool  # by a predicate
 
 
 class Usage(NamedTuple):
     stack: int  # bytes a thread, of what is spilled too
     shared: int  # bytes a block, static
+    registers: int  # of a thread, at launch
 
 
 @functools.cache
@@ -93,8 +95,8 @@ def usage(tool: str, library: Path) -> dict[Key, Usage]:
     found: dict[Key, Usage] = {}
     for part in re.split(r"^arch = ", told, flags=re.MULTILINE)[1:]:
         architecture = part.split(maxsplit=1)[0]
-        for name, stack, shared, local in USAGE.findall(part):
-            found[architecture, name] = Usage(int(stack) + int(local), int(shared))
+        for name, registers, stack, shared, local in USAGE.findall(part):
+            found[architecture, name] = Usage(int(stack) + int(local), int(shared), int(registers))
     return found
 
 
@@ -227,7 +229,7 @@ def _line(text: str) -> Line:
     instruction = INSTRUCTION.match(text)
     assert instruction, text
     address, guard, operation, rest = instruction.groups()
-    target = TARGET.search(rest) if operation == "BRA" else None
+    target = TARGET.search(rest) if operation == "BRA" or operation.startswith(SET_REGISTERS) else None
     return Line(int(address, 16), operation, int(target[1], 16) if target else None, guard is not None)
 
 
@@ -235,7 +237,7 @@ def _loops(listing: list[Line]) -> list[list[Line]]:
     return [
         [line for line in listing if end.target <= line.address <= end.address]
         for end in listing
-        if end.target is not None and end.target < end.address
+        if end.operation == "BRA" and end.target is not None and end.target < end.address
     ]
 
 
@@ -268,7 +270,7 @@ def busiest_way(listing: list[Line], weight: Callable[[str], int]) -> tuple[int,
         here = (gathered + weight(line.operation), steps - 1)
         best = max(best, here)
         next_ones = [] if line.operation in ("BRA", "EXIT") and not line.is_guarded else [index + 1]
-        if line.target is not None:
+        if line.operation == "BRA" and line.target is not None:
             next_ones.append(at.get(line.target, 0))
         for after in next_ones:
             if after > index:

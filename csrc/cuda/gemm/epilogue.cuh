@@ -159,8 +159,8 @@ __device__ __forceinline__ void load_channels(const EpilogueParams& p, int32_t n
 __device__ __forceinline__ Token load_token(const EpilogueParams& p, int32_t m) {
   Token t;
   if (m < p.m) {
-    if (p.x_scale) t.x_scale = __ldg(p.x_scale + static_cast<int64_t>(m) * p.x_scale_step);
-    if (p.x_zero_point) t.zero_point = __ldg(p.x_zero_point + static_cast<int64_t>(m) * p.x_zero_point_step);
+    if (p.x_scale) t.x_scale = __ldcg(p.x_scale + static_cast<int64_t>(m) * p.x_scale_step);
+    if (p.x_zero_point) t.zero_point = __ldcg(p.x_zero_point + static_cast<int64_t>(m) * p.x_zero_point_step);
   }
   return t;
 }
@@ -214,7 +214,7 @@ __device__ __forceinline__ void add_residual(float (&t)[Count], const EpiloguePa
     if (Count % 4 == 0 && whole) {
 #pragma unroll
       for (int i = 0; i < Count / 4; ++i) {
-        const float4 v = __ldg(reinterpret_cast<const float4*>(r) + i);
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(r) + i);
         t[4 * i] = fadd(t[4 * i], v.x);
         t[4 * i + 1] = fadd(t[4 * i + 1], v.y);
         t[4 * i + 2] = fadd(t[4 * i + 2], v.z);
@@ -222,14 +222,14 @@ __device__ __forceinline__ void add_residual(float (&t)[Count], const EpiloguePa
       }
       return;
     }
-    return in_turn(t, p.n - n, [&](float& v, int i) { v = fadd(v, __ldg(r + i)); });
+    return in_turn(t, p.n - n, [&](float& v, int i) { v = fadd(v, __ldcg(r + i)); });
   }
   const uint16_t* r = static_cast<const uint16_t*>(p.residual) + at;
   if (Count % 8 == 0 && whole) {
     const auto add = [&](auto is_f16) {
 #pragma unroll
       for (int i = 0; i < Count / 8; ++i) {
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(r) + i);
+        const uint4 v = __ldcg(reinterpret_cast<const uint4*>(r) + i);
         const uint32_t word[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ void add_residual(float (&t)[Count], const EpiloguePa
       add(std::false_type{});
     return;
   }
-  in_turn(t, p.n - n, [&](float& v, int i) { v = fadd(v, half_bits_to_float(__ldg(r + i), p.residual_type)); });
+  in_turn(t, p.n - n, [&](float& v, int i) { v = fadd(v, half_bits_to_float(__ldcg(r + i), p.residual_type)); });
 }
 
 // Requantisation of the output, read once per thread.

@@ -24,6 +24,10 @@ struct cutlass::sizeof_bits<pyquant::cuda::NoSums> {
 
 namespace pyquant::cuda {
 
+// Whether the registers that warps ask for, summed over a block's threads, are those that the launch gives it, a
+// multiple of 8 a thread. Of more, the warps that come last would wait for ever (PTX ISA, setmaxnreg).
+constexpr bool registers_suffice(int threads, int sum) { return sum <= 65536 / threads / 8 * 8 * threads; }
+
 // Whether a kernel divides tiles along K.
 template <class Kernel>
 constexpr bool splits90 = std::is_same_v<typename Kernel::TileSchedulerTag, schedule90::StreamKTag>;

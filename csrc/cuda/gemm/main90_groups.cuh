@@ -9,6 +9,7 @@
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/group_scales90.cuh"
 #include "cuda/gemm/main90_w4.cuh"
+#include "cuda/gemm/order.cuh"
 
 namespace pyquant::cuda {
 
@@ -74,7 +75,7 @@ class MainGroups90 {
     for (int i = 0; i < kTokens / 4; ++i) {
       const int32_t m = column0 + cute::get<1>(at(cute::make_coord(i % 2, 0, i / 2), 0, 0));
       correction_[i] = corrects() && m < p_.epilogue.m
-                           ? -16 * __ldg(p_.x_zero_point + static_cast<int64_t>(m) * p_.epilogue.x_zero_point_step)
+                           ? -16 * __ldcg(p_.x_zero_point + static_cast<int64_t>(m) * p_.epilogue.x_zero_point_step)
                            : 0;
     }
     cute::fill(sum, 0.f);
@@ -144,6 +145,7 @@ class MainGroups90 {
   template <int kHalves, class IsOdd>
   CUTLASS_DEVICE int read(Ahead<kHalves>& ahead, IsOdd is_odd) const {
     if (kHalves == 2 || !is_odd) pipeline_.consumer_wait(ahead.state);
+    keep_order();
     const int stage = ahead.state.index();
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kHalves; ++i)
@@ -231,6 +233,7 @@ class MainGroups90 {
     Fragment w;
     int done = 0, group = 0;
     pipeline_.consumer_wait(state_);
+    keep_order();
     uint4 words = Tiles::words_of(storage_, state_.index(), thread_, 0);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int step = 0; step < steps; ++step) {
@@ -244,6 +247,7 @@ class MainGroups90 {
       start<1, 0>(Mma{}, w, state_.index(), half, product, done > 0);
       if (step + 1 < steps) {
         if (half == 1) pipeline_.consumer_wait(next);
+        keep_order();
         words = Tiles::words_of(storage_, next.index(), thread_, 1 - half);
       }
       cute::warpgroup_wait<0>();

@@ -15,6 +15,7 @@
 #include <cutlass/pipeline/pipeline.hpp>
 
 #include "core/blocked128.h"
+#include "cuda/gemm/order.cuh"
 #include "cuda/gemm/steps.cuh"
 #include "cuda/gemm/wgmma90.cuh"
 
@@ -213,6 +214,7 @@ struct MainBlocked90 {
     mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
     const auto tile = [&](Fragment& w) {
       pipeline.consumer_wait(state);
+      keep_order();
       const int stage = state.index();
       const uint4 low = Tiles::words_of(storage, stage, thread, 0), high = Tiles::words_of(storage, stage, thread, 1);
       if constexpr (kSteps) {

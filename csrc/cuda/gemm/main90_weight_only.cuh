@@ -9,6 +9,7 @@
 #include <cutlass/arch/barrier.h>
 
 #include "cuda/gemm/group_scales90.cuh"
+#include "cuda/gemm/order.cuh"
 #include "cuda/gemm/weight_only_tiles90.cuh"
 
 namespace pyquant::cuda {
@@ -106,6 +107,7 @@ class Widener90 {
     }
     pipeline_.consumer_wait(state_);
     ready_.producer_acquire(ready_state_);
+    keep_order();
     const uint8_t* w =
         storage_.w.data() + state_.index() * Tiles::kWBytes + row_ * Tiles::kRowBytes + (piece_ ^ (row_ / 2 % 4)) * 16;
     auto* to =
@@ -128,6 +130,7 @@ class Widener90 {
         }
       }
     }
+    keep_order();
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
     if (is_first_) ready_.producer_commit(ready_state_);

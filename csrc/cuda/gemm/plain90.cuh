@@ -94,12 +94,23 @@ struct TileCodes {
 };
 
 // Loads and stores under a predicate instead of a branch, which would end the straight line. Addresses are those of
-// global memory.
+// global memory. What belongs to weights is read through the cache for constants; what belongs to activations may have
+// been written while this kernel was there already (overlap.cuh), and is read from L2.
 __device__ __forceinline__ float load_if(bool inside, size_t from, float otherwise) {
   asm("{\n"
       ".reg .pred inside;\n"
       "setp.ne.u32 inside, %1, 0;\n"
       "@inside ld.global.nc.f32 %0, [%2];\n"
+      "}"
+      : "+f"(otherwise)
+      : "r"(static_cast<uint32_t>(inside)), "l"(from));
+  return otherwise;
+}
+__device__ __forceinline__ float load_written_if(bool inside, size_t from, float otherwise) {
+  asm("{\n"
+      ".reg .pred inside;\n"
+      "setp.ne.u32 inside, %1, 0;\n"
+      "@inside ld.global.cg.f32 %0, [%2];\n"
       "}"
       : "+f"(otherwise)
       : "r"(static_cast<uint32_t>(inside)), "l"(from));
@@ -146,7 +157,8 @@ class Plain90 {
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < kRows; ++r) {
       inside[r] = m0 + further(r) < p_.m;
-      x[r] = load_if(inside[r] && p_.x_scale && (r == 0 || !p_.scale_product_first), scales + 4 * further(r), 1.f);
+      x[r] =
+          load_written_if(inside[r] && p_.x_scale && (r == 0 || !p_.scale_product_first), scales + 4 * further(r), 1.f);
     }
     const float all = x[0];
     if (p_.scale_product_first) x[0] = 1.f;
@@ -157,7 +169,7 @@ class Plain90 {
         int32_t zero[kRows];
         CUTLASS_PRAGMA_UNROLL
         for (int r = 0; r < kRows; ++r)
-          zero[r] = __float_as_int(load_if(inside[r], zeros + 4 * further(r) * step, 0.f));
+          zero[r] = __float_as_int(load_written_if(inside[r], zeros + 4 * further(r) * step, 0.f));
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < 4 * kGroups; ++j) {
           const int2 w_sum = __ldg(reinterpret_cast<const int2*>(p_.w_sum + column0 + 8 * j) + quad_);
@@ -235,7 +247,7 @@ class Plain90 {
     constexpr int kAhead = kOutputs <= 64 ? kColumns : (kOutputs <= 96 ? 4 : 1);
     constexpr int kAtOnce = kOutputs <= 96 ? kColumns : kColumns / 4;
     const size_t scalar = global(p_.x_scale) + sizeof(float) * (int64_t{column0} * p_.x_scale_step);
-    const float all = load_if(p_.scale_product_first, scalar, 1.f);
+    const float all = load_written_if(p_.scale_product_first, scalar, 1.f);
     float scale[kRepeats][2], bias[kRepeats][2];
     int32_t n[kRepeats];
     bool fits = true;
@@ -259,7 +271,7 @@ class Plain90 {
     int32_t term[kRepeats][2] = {};
     if (kInteger && p_.x_zero_point) {
       const size_t one = global(p_.x_zero_point) + sizeof(int32_t) * (int64_t{column0} * p_.x_zero_point_step);
-      const int32_t zero = __float_as_int(load_if(true, one, 0.f)) * (1 << kShift);
+      const int32_t zero = __float_as_int(load_written_if(true, one, 0.f)) * (1 << kShift);
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < 2 * kRepeats; ++r) {
         const size_t at = global(p_.w_sum) + sizeof(int32_t) * (int64_t{n[r / 2]} + row_ + 8 * (r % 2));
@@ -334,8 +346,8 @@ class Plain90 {
         "mov.b32 %1, 0;\n"
         "setp.gt.s32 both, %3, %4;\n"
         "setp.eq.s32 last, %3, %4;\n"
-        "@both ld.global.nc.v2.f32 {%0, %1}, [%2];\n"
-        "@last ld.global.nc.f32 %0, [%2];\n"
+        "@both ld.global.cg.v2.f32 {%0, %1}, [%2];\n"
+        "@last ld.global.cg.f32 %0, [%2];\n"
         "}"
         : "=&f"(v.x), "=&f"(v.y)
         : "l"(from), "r"(count), "r"(at + 1));
@@ -350,7 +362,7 @@ class Plain90 {
       for (int q = 0; q < kCount; ++q) x[q] = load_pair(scales + 32 * (c + q), tokens - 2 * quad_, 8 * (c + q));
     } else {
       CUTLASS_PRAGMA_UNROLL
-      for (int q = 0; q < kCount; ++q) x[q] = __ldg(reinterpret_cast<const float2*>(scales + 32 * (c + q)));
+      for (int q = 0; q < kCount; ++q) x[q] = __ldcg(reinterpret_cast<const float2*>(scales + 32 * (c + q)));
     }
   }
 

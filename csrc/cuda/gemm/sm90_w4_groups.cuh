@@ -74,7 +74,8 @@ struct GroupsKernel {
     options.num_consumers = kThreads - 128;
     Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::_1, cute::_1, cute::_1>{});
     __syncthreads();
-    // Of 168 registers a thread: with 232 the products, sums and weights of 128 tokens spill.
+    // With 232 the products, sums and weights of 128 tokens spill.
+    static_assert(registers_suffice(kThreads, 128 * 24 + (kThreads - 128) * 240));
     if (warpgroup == 0) {
       cutlass::arch::warpgroup_reg_dealloc<24>();
       if (warp == 0 && cute::elect_one_sync()) produce(p, shared, pipeline);

@@ -22,7 +22,7 @@
 namespace pyquant::cuda {
 
 // How warps share the work over a kind of tiles: registers of a thread of the warpgroups that fetch, widen and
-// multiply, on average 96 of 640 threads, 128 of 512, 168 of 384; barriers between the latter two.
+// multiply, of 96 a thread at launch where there are 640, 128 of 512, 168 of 384; barriers between the latter two.
 template <class Tiles>
 struct WeightOnlyWarps90;
 
@@ -42,7 +42,7 @@ struct WeightOnlyWarps90<RegisterTiles90<Math, Tokens, Cluster>> {
   using Tiles = RegisterTiles90<Math, Tokens, Cluster>;
   using Main = MainRegisters90<Tiles>;
   struct ReadyStorage {};
-  static constexpr int kFetch = 32, kMultiply = 240, kConsumers = Tiles::kConsumers;
+  static constexpr int kFetch = 40, kWiden = 0, kMultiply = 232, kConsumers = Tiles::kConsumers;
 };
 
 template <class Tiles>
@@ -54,6 +54,8 @@ struct WeightOnlyKernel90 {
   using Pipeline = typename Tiles::Pipeline;
   using State = typename Tiles::State;
   using Sum = typename Main::Sum;
+  static_assert(registers_suffice(kThreads,
+                                  128 * (Warps::kFetch + Tiles::kWideners * Warps::kWiden + 2 * Warps::kMultiply)));
   static constexpr int kQuarters = cute::size(Sum{}) / 4;
   struct SharedStorage {
     typename Tiles::TensorStorage tensors;
