@@ -41,8 +41,9 @@ namespace {
 Tensor gemm_any(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTensor x_scale, MaybeTensor x_zero_point,
                 MaybeTensor bias, MaybeTensor residual, MaybeTensor out_scale, MaybeTensor out_zero_point,
                 int64_t group_size, Text activation, double clamp_min, double clamp_max, int64_t out_qmin,
-                int64_t out_qmax, ScalarType out_dtype, Text kernel) {
+                int64_t out_qmax, std::optional<ScalarType> out_type, Text kernel) {
   const std::string name = kernel;
+  const ScalarType out_dtype = out_type.value_or(ScalarType::Float);
   const GemmArgs args{nullptr,   x,         w,         w_scale,        x_scale,    x_zero_point,
                       bias,      residual,  out_scale, out_zero_point, group_size, activation,
                       clamp_min, clamp_max, out_qmin,  out_qmax,       out_dtype};

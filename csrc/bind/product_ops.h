@@ -29,10 +29,12 @@ struct ProductOps {
   static Tensor gemm_##X##W(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTensor x_scale,              \
                             MaybeTensor x_zero_point, MaybeTensor bias, MaybeTensor residual, MaybeTensor out_scale, \
                             MaybeTensor out_zero_point, int64_t group_size, Text activation, double clamp_min,       \
-                            double clamp_max, int64_t out_qmin, int64_t out_qmax, ScalarType out_dtype) {            \
+                            double clamp_max, int64_t out_qmin, int64_t out_qmax,                                    \
+                            std::optional<ScalarType> out_dtype) {                                                   \
     constexpr Product kProduct{DType::X, DType::W};                                                                  \
     return product({&kProduct, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,      \
-                    group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype});                   \
+                    group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax,                                \
+                    out_dtype.value_or(ScalarType::Float)});                                                         \
   }
   PYQUANT_PRODUCTS(PYQUANT_GEMM_OP)
 #undef PYQUANT_GEMM_OP

@@ -63,20 +63,20 @@ struct QuantiseOps {
   }
 
   static Tensor dequantize(const Tensor& q, const Tensor& scale, MaybeTensor zero_point, Text granularity,
-                           int64_t group_size, ScalarType out_dtype) {
+                           int64_t group_size, std::optional<ScalarType> out_dtype) {
     dtype_in("q", q, {ScalarType::Char, ScalarType::Byte});
     const Quantisation g = granularity_of(granularity, q, group_size);
     qparams(q, scale, zero_point, granularity, g);
-    float_type(out_dtype, out_dtype);
+    const ScalarType type = float_type(out_dtype, ScalarType::Float);
     const Backend on(q);
     std::vector<Tensor> keep;
     const auto* zeros = static_cast<const int32_t*>(dense(zero_point, keep));
     const bool is_unsigned = q.scalar_type() == ScalarType::Byte;
     on.check_zero_points("zero_point", zeros, count_of(zero_point), is_unsigned ? 0 : -128, is_unsigned ? 255 : 127);
-    Tensor out = on.empty(shape_of(q), out_dtype);
+    Tensor out = on.empty(shape_of(q), type);
     if (out.numel() == 0) return out;
     on.dequantize(rows(q), g, group_size, static_cast<const float*>(dense(scale, keep)), zeros, out.mutable_data_ptr(),
-                  dtype_of_scalar(out_dtype));
+                  dtype_of_scalar(type));
     return out;
   }
 

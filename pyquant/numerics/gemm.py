@@ -105,12 +105,13 @@ def gemm(
     clamp_max: float = 0.0,
     out_qmin: int = -127,
     out_qmax: int = 127,
-    out_dtype: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """y = epilogue(sum_k x_q * w_q), bit for bit as every kernel gives it.
 
     Operands and result of ops.gemm_s8s8, but is_per_token says whether x_scale and x_zero_point are one number, and
-    out_dtype int32 applies nothing but the zero-point term. w_scale None: 1 (the ops take None for int32 results only).
+    out_dtype None is float32, int32 applies nothing but the zero-point term. w_scale None: 1 (the ops take None for
+    int32 results only).
     Source: docs/numerics.md 3, 4, 5.
 
     Example:
@@ -122,7 +123,8 @@ def gemm(
         return accumulate(x, w, x_zero_point)
     t = _scaled(x, w, w_scale, x_scale, x_zero_point, group_size)
     t = finish(t, bias=bias, residual=residual, activation=activation, clamp_min=clamp_min, clamp_max=clamp_max)
-    return store(t, out_dtype, out_scale=out_scale, out_zero_point=out_zero_point, out_qmin=out_qmin, out_qmax=out_qmax)
+    codes = {"out_scale": out_scale, "out_zero_point": out_zero_point, "out_qmin": out_qmin, "out_qmax": out_qmax}
+    return store(t, out_dtype or torch.float32, **codes)  # type: ignore[arg-type]
 
 
 def product(op: str, x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:

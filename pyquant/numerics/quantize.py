@@ -98,9 +98,10 @@ def dequantize(
     zero_point: Tensor | None = None,
     granularity: str = "per_tensor",
     group_size: int = 0,
-    out_dtype: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Real numbers of codes: float(q - zero_point) * scale, one float32 product, then one rounding to out_dtype.
+    """Real numbers of codes: float(q - zero_point) * scale, one float32 product, then one rounding to out_dtype (None:
+    it stays float32).
 
     Raises ArgumentError as quantize. Source: docs/numerics.md 2.3.
     """
@@ -109,4 +110,4 @@ def dequantize(
     if zero_point is not None:
         steps = steps - _spread(zero_point, granularity, shape)
     real = steps.to(torch.float32) * _spread(scale, granularity, shape)
-    return real.to(out_dtype).reshape(q.shape).contiguous()
+    return real.to(out_dtype or torch.float32).reshape(q.shape).contiguous()

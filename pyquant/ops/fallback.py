@@ -89,9 +89,10 @@ def gemm(
     clamp_max: float = 0.0,
     out_qmin: int = -127,
     out_qmax: int = 127,
-    out_dtype: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
     kernel: str = "",
 ) -> Tensor:
+    out_dtype = out_dtype or torch.float32
     scaled = (w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size)
     fused = (activation, clamp_min, clamp_max)
     linear_shapes.gemm(x, w, *scaled, *fused, out_qmin, out_qmax, out_dtype)

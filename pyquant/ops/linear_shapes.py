@@ -38,9 +38,10 @@ def _gemm(
     clamp_max: float = 0.0,
     out_qmin: int = -127,
     out_qmax: int = 127,
-    out_dtype: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
     kernel: str = "",
 ) -> Tensor:
+    out_dtype = out_dtype or torch.float32
     codes = (torch.int8, torch.uint8)
     if op == "gemm":
         check.dtype_in("w", w, (*codes, torch.float16, torch.bfloat16))

@@ -11,12 +11,15 @@ from typing import Final
 
 from pyquant.core.dtypes import PRODUCTS
 
+# A type that may be left out is optional and none by default: what equals another default, AOTInductor leaves out of a
+# package and puts back as a number that is no type, so that the package cannot be loaded. None is float32 here.
+#
 # Of a product of codes, gemm_<x><w>; which there are say core/dtypes.py and csrc/core/dtype.h.
 PRODUCT: Final = (
     "(Tensor x, Tensor w, Tensor? w_scale=None, Tensor? x_scale=None, Tensor? x_zero_point=None, Tensor? bias=None, "
     "Tensor? residual=None, Tensor? out_scale=None, Tensor? out_zero_point=None, int group_size=0, "
     "str activation='none', float clamp_min=0.0, float clamp_max=0.0, int out_qmin=-127, int out_qmax=127, "
-    "ScalarType out_dtype=float) -> Tensor"
+    "ScalarType? out_dtype=None) -> Tensor"
 )
 
 _LIMITS = "bool symmetric=True, int qmin=-127, int qmax=127"
@@ -30,7 +33,7 @@ _GIVEN = "Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', i
 OTHERS: Final[dict[str, str]] = {
     "quantize": f"(Tensor x, {_GIVEN}, int qmin=-127, int qmax=127) -> Tensor",
     "quantize_dynamic": f"(Tensor x, str granularity='per_token', int group_size=0, {_LIMITS}) -> {_CODES}",
-    "dequantize": f"(Tensor q, {_GIVEN}, ScalarType out_dtype=float) -> Tensor",
+    "dequantize": f"(Tensor q, {_GIVEN}, ScalarType? out_dtype=None) -> Tensor",
     # codes, scale and zero point per token; the add_ forms also return x + residual
     "rms_norm_quantize": f"(Tensor x, {_RMS}) -> {_CODES}",
     "layer_norm_quantize": f"(Tensor x, {_LAYER}) -> {_CODES}",

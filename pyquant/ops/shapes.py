@@ -179,8 +179,9 @@ def dequantize(
     zero_point: Tensor | None = None,
     granularity: str = "per_tensor",
     group_size: int = 0,
-    out_dtype: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
+    out_dtype = out_dtype or torch.float32
     check.dtype_in("q", q, (torch.int8, torch.uint8))
     _qparams(q, scale, zero_point, granularity, group_size)
     check.dtype_among("out_dtype", out_dtype, FLOATS)

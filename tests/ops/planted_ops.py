@@ -53,7 +53,7 @@ EDITS = {
         ),
         (
             "ops.schema",
-            'ScalarType out_dtype=float) -> Tensor"\n)',
+            'ScalarType? out_dtype=None) -> Tensor"\n)',
             'ScalarType out_dtype=half) -> Tensor"\n)',
             "a gemm_* schema has another default of out_dtype",
         ),
