@@ -104,7 +104,7 @@ def twins_of(fates: Iterable[Fate], make: Callable[[Fate], nn.Module]) -> list[S
             origin.remember(new, old)
         if isinstance(new, LinearState) and not obstacles.has_hooks(old):
             known = tied.setdefault((type(old), id(old.weight), id(getattr(old, "bias", None))), [])
-            same = next((twin for twin in known if _is_same(twin, new)), None)
+            same = next((twin for twin in known if is_same(twin, new)), None)
             known += [] if same else [new]
             new = same or new
         twins.append((names, new))
@@ -130,7 +130,13 @@ def errors_name(layer: str) -> Iterator[None]:
         raise type(error)(f"{layer}: {error.argument}", error.got, error.allowed) from None
 
 
-def _is_same(one: nn.Module, other: nn.Module) -> bool:
+def shares(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two layers of a kind have one weight and one bias."""
+    same = (getattr(one, name, None) is getattr(other, name, None) for name in ("weight", "bias"))
+    return type(one) is type(other) and all(same)
+
+
+def is_same(one: nn.Module, other: nn.Module) -> bool:
     """Whether two twins of one weight compute the same; repr() shows scheme and geometry."""
     pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=False)
     return repr(one) == repr(other) and all(_is_equal(*pair) for pair in pairs)

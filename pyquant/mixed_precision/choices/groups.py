@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -46,17 +46,20 @@ def find_groups(model: nn.Module, grouping: Grouping = "auto", filter_fn: Filter
 
     grouping   'auto': projections of the same input (q/k/v, gate/up and their usual names) of one parent share a
                group, as do the same layers of all experts of a bank (after expose_linears_); 'none': every layer is
-               alone; a mapping {group name: names or globs of layers}, all other layers being alone.
+               alone; a mapping {group name: names or globs of layers}, all other layers being alone. Layers of one
+               weight share a group in any case: only together do they need its floats no more.
     filter_fn  filter_fn(module, name) -> bool: layers for which it is false are no choice: they stay as they are.
     ->         groups in the order of their first layer. Layers that quantize_ would leave alone are in none.
-    Raises ArgumentError: a model without such layers, a key that matches nothing, a layer in two groups.
+    Raises ArgumentError: a model without such layers, a key that matches nothing, a layer in two groups, layers of one
+    weight in two groups.
 
     Example:
         >>> block = nn.ModuleDict({n: nn.Linear(4, 4) for n in ("q_proj", "k_proj", "v_proj", "o_proj")})
         >>> [group.name for group in find_groups(block)]
         ['q_proj+k_proj+v_proj', 'o_proj']
     """
-    names = [site.names[0] for site in quantisable(model, filter_fn)]
+    sites = quantisable(model, filter_fn)
+    names = [site.names[0] for site in sites]
     if not names:
         raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
     if isinstance(grouping, Mapping):
@@ -67,6 +70,7 @@ def find_groups(model: nn.Module, grouping: Grouping = "auto", filter_fn: Filter
         owner = {}
     else:
         raise ArgumentError("grouping", repr(grouping), "'auto', 'none', or a mapping {group: names of layers}")
+    owner |= _of_one_weight(sites, owner, grouping if isinstance(grouping, Mapping) else ())
     members: dict[str, list[str]] = {}
     for name in names:
         members.setdefault(owner.get(name) or name, []).append(name)
@@ -99,6 +103,27 @@ def _of_banks(model: nn.Module) -> dict[str, str]:
             for layer in (bank.rule.up, bank.rule.down):
                 found |= {f"{at}{e}.{layer}": f"{at}*.{layer}" for e in range(bank.num_experts)}
     return found
+
+
+def _of_one_weight(sites: Sequence[Site], owner: Mapping[str, str], given: Container[str]) -> dict[str, str]:
+    """{layer: group}, in which all layers of a weight are, with all that are in a group with one of them; given: groups
+    that the caller named, which keep their names."""
+    first: dict[int, str] = {}  # weight -> group
+    merged: dict[str, str] = {}  # group -> the one that it became a part of
+    groups = {name: owner.get(name) or name for name in (site.names[0] for site in sites)}
+
+    def whole(group: str) -> str:
+        while group in merged:
+            group = merged[group]
+        return group
+
+    for site, group in zip(sites, groups.values(), strict=True):
+        one, other = whole(first.setdefault(id(site.module.weight), group)), whole(group)
+        if one != other and one in given and other in given:
+            raise ArgumentError(f"grouping[{other!r}]", f"{site.names[0]!r}, of one weight with {one!r}", "one group")
+        if one != other:
+            merged |= {one: other} if other in given else {other: one}
+    return {name: whole(group) for name, group in groups.items() if whole(group) != group}
 
 
 def _family(name: str) -> str | None:

@@ -18,8 +18,8 @@ from pyquant.core.modes import evaluating
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.mixed_precision.choices.formats import Format, formats_of
-from pyquant.mixed_precision.choices.groups import Grouping, find_groups, quantisable
-from pyquant.nn.fates import twin_of
+from pyquant.mixed_precision.choices.groups import Group, Grouping, find_groups, quantisable
+from pyquant.nn.fates import is_same, shares, twin_of
 from pyquant.nn.flow import first_tensor
 from pyquant.nn.forms import has_form
 from pyquant.nn.report import quantization_report
@@ -133,25 +133,44 @@ class SwitchableModel:
         return tuple(format_index if row[format_index] else 0 for row in self.allowed)
 
     def group_bytes(self) -> list[list[int]]:
-        """Bytes of every group in every format, [groups][formats]: what a file holds, int4 weights two in a byte."""
-        formats = range(len(self.formats))
-        return [
-            [sum(_bytes(self.layer(n, f).state_dict().values()) for n in g.layers) for f in formats]
-            for g in self.groups
-        ]
+        """Bytes of every group in every format, [groups][formats]: what a file holds, int4 weights two in a byte. A
+        weight of several layers counts once, one that a module outside of the groups has too not at all: it stays."""
+        outside = {id(t) for t in self._outside()}
+
+        def floats(group: Group) -> int:
+            tensors = (t for n in group.layers for t in self._sites[n].module.parameters())
+            return _bytes(t for t in tensors if id(t) not in outside)
+
+        formats = range(1, len(self.formats))
+        return [[floats(g), *(_bytes(self._state(g, f)) for f in formats)] for g in self.groups]
+
+    def _state(self, group: Group, format_index: int) -> list[Any]:
+        """What a group's layers hold in a format; those that would be one layer (twins_of) once."""
+        kept: list[tuple[nn.Module, nn.Module]] = []
+        for name in group.layers:
+            old, new = self._sites[name].module, self.layer(name, format_index)
+            if not any(shares(old, other) and is_same(new, twin) for other, twin in kept):
+                kept.append((old, new))
+        return [value for _, new in kept for value in new.state_dict().values()]
 
     def group_bits(self) -> list[list[int]]:
         """Bits of every group's weights in every format, [groups][formats]: codes alone; floats have their dtype's."""
-        floats = [sum(8 * _weight(self._sites[n]).nbytes for n in g.layers) for g in self.groups]
+        floats = [8 * _bytes(_weight(self._sites[n]) for n in g.layers) for g in self.groups]
         return [
             [first, *(numel * f.weight_bits for f in self.formats[1:])]
             for first, numel in zip(floats, self.numel, strict=True)
         ]
 
     def other_bytes(self) -> int:
-        """Bytes of everything that is in no group."""
-        own = {id(t) for layers in self._layers.values() for t in layers[0].parameters()}
-        return _bytes(t for t in (*self.model.parameters(), *self.model.buffers()) if id(t) not in own)
+        """Bytes of everything that is in no group, or not in one alone: the embedding that a head is tied to."""
+        return _bytes(self._outside())
+
+    def _outside(self) -> Iterator[Tensor]:
+        own = {id(site.module) for site in self._sites.values()}
+        for module in self.model.modules():
+            if id(module) not in own:
+                tensors = (*module._parameters.values(), *module._buffers.values())
+                yield from (t for t in tensors if t is not None)
 
     def named(self, config: Config) -> dict[str, str]:
         """{group: format} of a configuration."""

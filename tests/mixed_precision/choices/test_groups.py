@@ -73,3 +73,29 @@ def test_what_cannot_be_quantised_or_is_filtered_is_in_no_group() -> None:
 def test_a_shared_layer_is_one_layer() -> None:
     layer = nn.Linear(4, 4)
     assert [g.layers for g in find_groups(nn.Sequential(layer, nn.ReLU(), layer))] == [("0",)]
+
+
+class _Shared(nn.Module):
+    """Three layers, of which the first and the last have one weight; four in two blocks, likewise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.c.weight = self.a.weight
+
+
+def test_layers_of_one_weight_share_a_group_whatever_the_grouping() -> None:
+    """Apart, one of them in floating point would keep the floats, and no table of bytes a group says so."""
+    model = _Shared()
+    for grouping in ("auto", "none", {"mine": ["b"]}, {"b": ["b"], "x": ["a"]}):
+        assert {g.layers for g in find_groups(model, grouping)} == {("a", "c"), ("b",)}
+    assert {g.name: g.layers for g in find_groups(model, {"mine": ["c", "b"]})} == {"mine": ("a", "b", "c")}
+    with pytest.raises(ArgumentError, match="one weight"):
+        find_groups(model, {"one": "a", "two": "c"})
+    blocks = nn.ModuleList([_block("q_proj", "k_proj", "o_proj"), _block("q_proj", "k_proj", "o_proj")])
+    blocks[1]["k_proj"].weight = blocks[0]["k_proj"].weight
+    assert {g.layers for g in find_groups(blocks)} == {
+        ("0.q_proj", "0.k_proj", "1.q_proj", "1.k_proj"),
+        ("0.o_proj",),
+        ("1.o_proj",),
+    }

@@ -7,8 +7,9 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import pyquant
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.switchable import SwitchableModel, output_tensor
 from pyquant.nn.qlinear import QLinear
@@ -89,6 +90,42 @@ def test_sizes_are_those_of_files() -> None:
         assert numel <= row[1] <= numel + 8 * outputs + 16
         assert numel // 2 <= row[2] <= numel // 2 + 8 * outputs + 16
     assert switchable.other_bytes() == 0
+
+
+class _Tied(nn.Module):
+    """As a language model with tie_word_embeddings, and two layers of one weight, whose biases may be two."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
+        self.head.weight = self.embed.weight
+        self.one, self.middle, self.two = nn.Linear(16, 16, bias=bias), nn.Linear(16, 16), nn.Linear(16, 16, bias=bias)
+        self.two.weight = self.one.weight
+        self.register_buffer("mask", torch.zeros(7))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.two(self.middle(self.one(self.embed(ids)))))
+
+
+def _held(model: nn.Module) -> int:
+    """Bytes of what the modules hold, one of two names once: layers of one weight become one."""
+    states = [m.state_dict(keep_vars=True) for m in model.modules() if not list(m.children())]
+    held = {id(t): t for state in (*states, {"mask": model.mask}) for t in state.values() if isinstance(t, Tensor)}
+    return sum(t.nbytes for t in held.values())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_sizes_are_those_of_the_models_where_weights_are_shared(bias: bool) -> None:
+    """Of every configuration: a head beside the embedding that keeps the floats, two layers that become one or two."""
+    formats = ("float", "W8A8Dynamic", "W4A16(group_size=16)")
+    switchable = SwitchableModel(_Tied(bias), formats)
+    sizes = switchable.group_bytes()
+    assert {g.name for g in switchable.groups} == {"head", "one+two", "middle"}
+    for config in itertools.product(range(3), repeat=3):
+        rules = {layer: switchable.formats[f].scheme for layer, f in switchable.chosen(config).items()}
+        model = pyquant.quantize_(_Tied(bias).eval(), rules, heads=True) if any(rules.values()) else _Tied(bias)
+        counted = switchable.other_bytes() + sum(row[f] for row, f in zip(sizes, config, strict=True))
+        assert counted == _held(model), switchable.text(config)
 
 
 def test_static_formats_need_data_and_enough_of_it() -> None:
