@@ -320,6 +320,31 @@ def test_aot_inductor(scheme: pyquant.QScheme, tmp_path: Path) -> None:
         assert torch.equal(torch._inductor.aoti_load_package(path)(x), model(x))
 
 
+class _Every(nn.Module):
+    """A layer of each class, with results of the type that its op gives by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(20, 32), nn.Linear(32, 32)
+        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.conv(self.linear(self.embedding(ids))[None, None])
+
+
+@pytest.mark.nightly
+def test_aot_inductor_of_every_class_of_layers(tmp_path: Path) -> None:
+    model = pyquant.quantize_(_Every().eval(), W8A8Dynamic(), embeddings=True, check_speed=False)
+    assert {type(layer).__name__ for layer in model.children()} == {"QEmbedding", "QLinear", "QConv2d"}
+    ids = torch.arange(7)
+    with torch.no_grad():
+        exported = torch.export.export(model, (ids,), dynamic_shapes=({0: torch.export.Dim("n", min=2, max=64)},))
+        path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
+        loaded = torch._inductor.aoti_load_package(path)
+        for rows in (ids, ids[:3]):
+            assert torch.equal(loaded(rows), model(rows))
+
+
 def test_layers_of_many_schemes_share_one_compiled_call() -> None:
     """No guard on a scheme: Python objects that differ from layer to layer recompile until torch gives up."""
     torch._dynamo.reset()
