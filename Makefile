@@ -15,7 +15,8 @@ TORCH ?= torch==2.13.0
 PYTHON ?= python3
 VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check -q
+# Python compiles what is imported when it is: most of what is installed never is.
+PIP := env PIP_NO_COMPILE=1 $(PY) -m pip --disable-pip-version-check -q
 STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml pyquant/ops/schema.py $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
@@ -28,7 +29,7 @@ NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
-.PHONY: docs demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
+.PHONY: docs demo test environment browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -136,6 +137,9 @@ build/ptxsim/tested: $(SIMULATOR) $(shell find tools/ptxsim/tests -name '*.py' -
 	@echo "pyquant: the simulator's own suite"
 	$(SIMULATOR_SUITE) $(SPREAD) -q
 	@touch $@
+
+# Everything that is installed for tests and checks, one after another.
+environment: $(STAMPS)/dev $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser
 
 test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser $(SIMULATOR_READY)
 	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" $(SPREAD) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
