@@ -105,9 +105,9 @@ def quantize_recipe_(
     prepare  (model, fates of its layers) -> {id of a float layer: its quantised layer}, for layers whose numbers are
              not in the model but in files; it asks for no data. None: all are made of the model's weights.
     options  as in calibrate_recipe_.
-    ->       the model. With `chains: auto` activations have moved into the kernels (fuse_) and calibrated neighbours
-             hand over codes (link_), with pairs these alone; it must be in evaluation mode then. Transactional: on any
-             exception it is as before.
+    ->       the model. With `chains: auto` activations have moved into the kernels (fuse_), and where something is
+             static calibrated neighbours hand over codes (link_), with pairs these alone; for link_ it must be in
+             evaluation mode. Transactional: on any exception it is as before.
     Raises ArgumentError where static tensors have neither data nor ranges, and for a model that simulates already.
 
     Example:
@@ -155,7 +155,9 @@ def quantize_recipe_(
         swap_modules(model, twins_of(quantizer.lookups, lookup), undo=undo)
         if not isinstance(recipe.chains, str):
             _link_pairs(fuse_(model), recipe.chains)
-        elif recipe.chains == "auto" and static:
-            link_(fuse_(model))
+        elif recipe.chains == "auto":
+            fuse_(model)
+            if static:
+                link_(model)
         warn_of_speed(model, check_speed, stacklevel=3)
     return model

@@ -150,8 +150,8 @@ class Recipe:
     default   LayerRule of every layer that nothing else names; scheme W8A8.
     layers    {key: LayerRule}: exact names before 're:...' before globs before 'type:Linear' (classes of torch.nn);
               among equals the first one wins.
-    chains    'auto' (fuse_ and link_ after conversion), 'off', or the pairs (producer, consumer) of layers that link_
-              is to link and no others.
+    chains    'auto' (fuse_ after conversion, and link_ where an input is static), 'off', or the pairs (producer,
+              consumer) of layers that link_ is to link, after fuse_, and no others.
     residuals 'quantize' or 'float': whether branches that pyquant.Residual marks are quantised.
     on_indivisible  layers whose K a group size does not divide: 'per_channel', 'skip' or 'error', as in quantize_.
     embeddings  whether nn.Embedding becomes QEmbedding, as in quantize_ (at conversion; simulation leaves them).

@@ -141,6 +141,22 @@ def test_chains_and_residuals_of_a_recipe() -> None:
         quantize_recipe_(Runs().eval(), {**recipe, "chains": [["a", "b"]]}, batches())
 
 
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", "W4A16(group_size=4)"])
+def test_chains_of_a_recipe_without_static_inputs_fuse_activations(scheme: str) -> None:
+    """There is nothing to link, so that the model may be in training mode."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).train()
+
+    x = torch.randn(3, 8)
+    model = quantize_recipe_(build(), {"default": scheme, "chains": "auto"})
+    assert (model[0].fused_activation, type(model[1])) == ("1", nn.Identity)
+    plain = quantize_recipe_(build(), {"default": scheme})
+    assert type(plain[1]) is nn.GELU
+    assert torch.equal(model(x), pyquant.nn.fuse.fuse_(plain)(x))
+
+
 def test_pairs_of_a_recipe_are_linked_and_no_others() -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
