@@ -18,6 +18,7 @@ from pyquant.errors import ArgumentError
 from pyquant.float_matrices import FloatMatrix, trace_floats
 from pyquant.io.checkpoint import Checkpoint, load_checkpoint
 from pyquant.io.pretrained import layer_of, load_pretrained
+from pyquant.io.pretrained.before import linear_behind
 from pyquant.io.record import LayerRecord
 from pyquant.nn.flow import call, first_tensor
 from pyquant.nn.forms import expose_linears_
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     with ProgressBar("verify", max(len(layers), 1)) as shown:
         for record in layers:
             shown.step(record.name)
-            verdicts.append(verify_layer(record, _float_layer(float_model, record.name)))
+            verdicts.append(verify_layer(record, _float_layer(float_model, record.name, checkpoint)))
     whole, traced, why_not = None, None, "pass --against MODEL to check them."
     if factory:
         given = load_inputs(args.inputs, "--inputs") if args.inputs else None
@@ -166,10 +167,15 @@ def compare(y: Tensor, reference: Tensor) -> dict[str, float]:
     return {"sqnr_db": sqnr, "cosine": cosine, "max_error": float((a - b).abs().max()) if len(a) else 0.0}
 
 
-def _float_layer(model: nn.Module | None, name: str) -> nn.Linear | nn.Conv2d | None:
+def _float_layer(model: nn.Module | None, name: str, checkpoint: Checkpoint) -> nn.Linear | nn.Conv2d | None:
+    """The float model's layer of that name, or what it is behind a step that the saved model has and it has not."""
     if model is None:
         return None
-    module = dict(model.named_modules(remove_duplicate=False)).get(name)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    module, outer = modules.get(name), name.removesuffix(".linear")
+    whole = modules.get(outer)
+    if module is None and isinstance(whole, nn.Linear):
+        module = linear_behind(checkpoint, outer, whole.float())
     if module is None:
         raise ArgumentError("--against", f"a model without a layer {name!r}", "the model that was quantised")
     if not isinstance(module, (nn.Linear, nn.Conv2d)):

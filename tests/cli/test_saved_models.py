@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from pyquant import QScheme, TensorScheme
 from pyquant.cli.main import main
 from pyquant.cli.verify import verify_layer
 from pyquant.io.pretrained.save import record_of
+from pyquant.nn.reordered import Reordered
 
 
 def per_tensor() -> nn.Module:
@@ -56,6 +59,54 @@ def test_verify_compares_on_inputs_of_the_calibrated_range(amax: float, symmetri
     assert verdict.sqnr_db is not None
     # 10 dB and less where inputs of size 1 met another range, 25 where a few lay outside of it and were clipped
     assert verdict.sqnr_db > 35
+
+
+SORTING = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+
+def turned():  # code that has the transform itself
+    from pyquant import HadamardLinear
+    model = build()
+    model[2] = HadamardLinear.from_linear(model[2])
+    return model
+"""
+
+
+@pytest.mark.parametrize("scheme", [pyquant.W8A8Dynamic(), pyquant.W8A8(symmetric_inputs=False)])
+def test_verify_compares_layers_behind_a_step_on_their_inputs(
+    scheme: QScheme, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The float model has the layer itself where the saved one has '2.linear' behind a transform or a sorting."""
+    (tmp_path / "sorting_models.py").write_text(SORTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sorting_models", raising=False)
+    models = importlib.import_module("sorting_models")
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(1))
+    data = [torch.randn(32, 16) for _ in range(4)]
+    told = {}
+    for name in ("turned", "sorted"):
+        model = models.turned() if name == "turned" else models.build()
+        if name == "sorted":
+            with torch.no_grad():
+                model[2].weight.copy_(model[2].weight[:, order])
+            model[2] = Reordered(model[2], order)
+        pyquant.quantize_(model, scheme, data=data)
+        pyquant.save_pretrained(model, tmp_path / name)
+        for builder in ("build", "turned") if name == "turned" else ("build",):
+            assert main(["verify", str(tmp_path / name), "--against", f"sorting_models:{builder}", "--json"]) == 0
+            layers = json.loads(capsys.readouterr().out)["layers"]
+            assert [(layer["name"], layer["exact"]) for layer in layers] == [("0", True), ("2.linear", True)]
+            told[name, builder] = layers[1]["sqnr_db"]
+    assert all(sqnr > 30 for sqnr in told.values()), told
+    (tmp_path / "sorting_models.py").write_text(SORTING.replace("nn.ReLU(), ", ""))
+    monkeypatch.delitem(sys.modules, "sorting_models")
+    assert main(["verify", str(tmp_path / "sorted"), "--against", "sorting_models:build"]) == 2
+    assert "a model without a layer '2.linear'" in capsys.readouterr().err
 
 
 def test_the_recipe_is_recorded(tmp_path: Path) -> None:

@@ -17,12 +17,7 @@ from pyquant.nn.swap import Undo, swap_modules
 
 def put_before(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> None:
     """Wrap the Linears that the saved model had wrapped. Raises CheckpointError."""
-    own = checkpoint.extra.get(OWN_EXTRA, {})
-    reordered, blocks = own.get("reordered", []), own.get("hadamard", {})
-    if not isinstance(reordered, list) or not all(isinstance(name, str) and name for name in reordered):
-        raise bad_extra("reordered is not a list of names")
-    if not isinstance(blocks, Mapping) or not all(blocks):
-        raise bad_extra("hadamard is not {name: block}")
+    reordered, blocks = _listed(checkpoint)
 
     def sorted_inputs(name: str, columns: int) -> Callable[[nn.Linear], nn.Module]:
         order = checkpoint.tensors.get(f"{name}.order")
@@ -35,6 +30,36 @@ def put_before(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) ->
 
     _wrap(skeleton, "reordered", reordered, Reordered, sorted_inputs, undo)
     _wrap(skeleton, "hadamard", blocks, HadamardLinear, transformed, undo)
+
+
+def linear_behind(checkpoint: Checkpoint, name: str, linear: nn.Linear) -> nn.Linear | None:
+    """The Linear that multiplies what the saved step before the layer `name` gives, so that both are the function of
+    `linear`; None where the file has no such step. Raises CheckpointError."""
+    reordered, blocks = _listed(checkpoint)
+    try:
+        if name in blocks:
+            return cast(nn.Linear, HadamardLinear.from_linear(linear, blocks[name]).linear)
+        if name not in reordered:
+            return None
+        order = checkpoint.tensors.get(f"{name}.order")
+        check_order(order, linear.in_features)
+    except ArgumentError as error:
+        raise bad_extra(f"'{name}': {error}") from None
+    inner = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+    inner.weight = nn.Parameter(linear.weight.detach().index_select(1, cast(Tensor, order)), requires_grad=False)
+    inner.bias = linear.bias
+    return inner
+
+
+def _listed(checkpoint: Checkpoint) -> tuple[list[str], Mapping[str, Any]]:
+    """Names of layers that sort their inputs, and {name: block} of those that transform them, as a file has them."""
+    own = checkpoint.extra.get(OWN_EXTRA, {})
+    reordered, blocks = own.get("reordered", []), own.get("hadamard", {})
+    if not isinstance(reordered, list) or not all(isinstance(name, str) and name for name in reordered):
+        raise bad_extra("reordered is not a list of names")
+    if not isinstance(blocks, Mapping) or not all(blocks):
+        raise bad_extra("hadamard is not {name: block}")
+    return reordered, blocks
 
 
 def _wrap(
