@@ -19,6 +19,7 @@ from pyquant.recipe import QatParams, Recipe
 from pyquant.recipe.sections import rescales
 
 _LOOKS: Final = 64  # a look at all weights costs as much as reading them, so there is one in so many steps
+_SKIPS: Final = 32  # steps left out in a row: 2^32 less than the scale they began with, so the scale is not to blame
 _AMP: Final = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -76,7 +77,8 @@ def finetune(
     ->        the loss of every step. The model is in training mode afterwards.
     Raises ArgumentError for wrong arguments, an empty loader, and a loss that is not finite (naming the step);
     NonFiniteError naming the parameter whose gradient is not finite and the step, before its weights are changed (where
-    nothing is clipped: the parameter that is not finite, within 64 steps and at the end).
+    nothing is clipped: the parameter that is not finite, within 64 steps and at the end). With float16 such a step is
+    left out and the loss scaled by less; NonFiniteError after 32 of them in a row.
 
     Example:
         >>> from pyquant import W8A8Dynamic, prepare_qat_
@@ -118,6 +120,7 @@ def finetune(
     scaler = torch.amp.GradScaler(device, enabled=autocast is torch.float16)
     model.train()
     losses: list[float] = []
+    skips = 0
     for step, batch in enumerate(_repeat(loader, steps)):
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -147,7 +150,12 @@ def finetune(
             nn.utils.clip_grads_with_norm_(trained.values(), recipe.grad_clip, norm)
         for optimizer in optimizers if spoilt is None else ():
             scaler.step(optimizer)
+        scale = scaler.get_scale()
         scaler.update()
+        skips = skips + 1 if scaler.get_scale() < scale else 0
+        if skips == _SKIPS:
+            got = f"gradients that are not finite in {skips} steps one after another, up to step {step}"
+            raise NonFiniteError("loss_fn", got, f"finite gradients; by {scale:.1g} the loss is scaled already")
         if step % _LOOKS == _LOOKS - 1 or step == steps - 1:
             spoilt = _first_not_finite(trained)
             if spoilt is not None:

@@ -30,6 +30,8 @@ def why_not_integer(scheme: QScheme) -> str | None:
         return "its inputs have int16 codes, and integer products have codes of a byte"
     if scheme.weights.granularity == "per_group":
         where = f"along in_features (group_size={scheme.weights.group_size})"
+        if scheme.weights.two_level:
+            return f"its weights have steps that change {where}, and the integer forward has one scale a channel"
         return f"its weight scales change {where}: the sum is no integer sum, and its simulation adds in another order"
     return None
 

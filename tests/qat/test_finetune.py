@@ -157,6 +157,27 @@ def test_a_step_that_overflows_for_one_optimiser_is_left_out_by_both() -> None:
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("grad_clip", [1.0, 0.0])
+def test_gradients_that_no_scale_of_the_loss_makes_finite_stop_the_training(grad_clip: float) -> None:
+    """Each such step is left out: without an end to that a run trains nothing and says nothing."""
+    recipe, count = QATRecipe(grad_clip=grad_clip), 0
+
+    def spoilt(grad: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return grad * torch.inf if count % 32 else grad
+
+    model = prepared(mlp("s"), W4A8Dynamic(16))
+    before = copy.deepcopy(model.state_dict())
+    handle = model[0].bias.register_hook(spoilt)
+    finetune(model, loss, data("muon"), lr=0.02, steps=40, autocast=torch.float16, recipe=recipe)  # 31, then one
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    handle.remove()
+    model[0].bias.register_hook(lambda grad: grad * torch.nan)
+    with pytest.raises(NonFiniteError, match="in 32 steps one after another, up to step 31"):
+        finetune(model, loss, data("muon"), lr=0.02, steps=40, autocast=torch.float16, recipe=recipe)
+
+
 def test_muon_without_a_linear_or_with_nothing_else() -> None:
     recipe = QATRecipe(bits=4, optimizer="muon")
     for model in (nn.Sequential(nn.Linear(4, 4, bias=False)), nn.Sequential(nn.LayerNorm(4))):

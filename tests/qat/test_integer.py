@@ -10,7 +10,7 @@ from qat_models import INTEGER, SCHEMES, draw, linear, mlp, prepared, train
 from torch import Tensor, nn
 
 from pyquant import ArgumentError, convert_, numerics
-from pyquant.core.presets import W4A16, W8A8, W4A8Dynamic, W8A8Dynamic
+from pyquant.core.presets import W4A16, W8A8, W4A8Dynamic, W4A8TwoLevelDynamic, W8A8Dynamic
 from pyquant.qat.integer import IntegerForwardLinear
 
 
@@ -76,6 +76,13 @@ def test_saved_operands_are_codes() -> None:
     assert floats <= 24 + 1  # scales only
     assert (torch.int8, 64 * 32) in sizes
     assert (torch.uint8, 64 * 32 // 8) in sizes
+
+
+def test_two_level_weights_are_refused_for_their_steps() -> None:
+    """Their sum is one of integers, so the words of float group scales would be wrong."""
+    with pytest.raises(ArgumentError, match=r"steps that change along in_features \(group_size=16\)") as caught:
+        prepared(mlp(), W4A8TwoLevelDynamic(16), forward="int8")
+    assert "no integer sum" not in str(caught.value)
 
 
 @pytest.mark.parametrize("scheme", [W4A8Dynamic(16), W4A16(16), W4A16(None)], ids=str)
