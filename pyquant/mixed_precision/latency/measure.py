@@ -37,7 +37,7 @@ def measure_latency(
     *,
     grouping: Grouping = "auto",
     filter_fn: Filter | None = None,
-    num_batches: int = 16,
+    num_batches: int | None = None,
     batch_to_inputs: Callable[[Any], Any] | None = None,
     rounds: int = 40,
     min_rounds: int = 8,

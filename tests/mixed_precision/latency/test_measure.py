@@ -220,6 +220,14 @@ def test_what_has_no_base_or_no_borders_fails(monkeypatch: pytest.MonkeyPatch) -
     assert wrong.bias < 0.9
 
 
+def test_fewer_batches_than_usual_are_enough_where_nobody_asks_for_more() -> None:
+    data: list[Any] = [torch.randn(4, 8) for _ in range(3)]
+    options: dict[str, Any] = {"rounds": 1, "min_rounds": 1, "held_out": 0, "clock": FakeClock()}
+    assert measure_latency(_model(), None, ("fp32", "int8"), data, **options).formats == ("fp32", "int8")
+    with pytest.raises(ArgumentError, match="num_batches"):
+        measure_latency(_model(), None, ("fp32", "int8"), data, num_batches=4, **options)
+
+
 def test_refused_formats_are_neither_run_nor_predicted() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 3)).eval()
