@@ -35,7 +35,8 @@ examples:
   pyquant bench qat --step mlp transformer --json steps.json
   pyquant bench qat --allocator default
 
-every candidate's result is checked before it is timed. one thread and CPU time are the default, as for bench gemm.
+every candidate's result is checked before it is timed. the machine's threads and wall time are the default, as for
+bench gemm; --threads 1 counts CPU time.
 """
 
 

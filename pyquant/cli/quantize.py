@@ -50,8 +50,8 @@ a configuration file:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Builds a model, replaces its Linear and Conv2d layers by quantised ones, and saves it with a "
-        "manifest of digests. Schemes with static input ranges (W8A8, W4A8, W4A4) need --data, or --calibration; what "
-        "improves (gptq, ...), as most presets do, needs --data."
+        "manifest of digests. Schemes with static input ranges (W8A8, W4A8, W4A8TwoLevel, W4A4) need --data, or "
+        "--calibration; what improves (gptq, ...), as half of the presets do, needs --data."
     )
     parser.epilog = _EXAMPLES
     add = parser.add_argument

@@ -42,12 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--recipe", metavar="FILE", help="its `search` section gives defaults, its training sections go into the plan")
     add_formats(parser)
     add("--objective", default="latency", metavar="WHAT", help="latency, size or effective_bits; default: %(default)s")
-    add("--max-drop", type=float, metavar="X", help="of the task metric; default: 0.01")
+    add(
+        "--max-drop",
+        type=float,
+        metavar="X",
+        help="of the task metric; default: the recipe's, else 0.01, with --eval or where no other limit is given",
+    )
     add("--max-loss", type=float, metavar="X", help="of the label-free loss; then no task metric")
     add("--max-latency-us", type=float, metavar="X", help="of the whole model, by the table")
     add("--max-size-bytes", type=float, metavar="X", help="of the whole model")
     add("--max-effective-bits", type=float, metavar="X", help="bits a weight, on average")
-    add("--metric", help="label-free loss: kl, sqnr, mse, cosine; default: kl")
+    add(
+        "--metric",
+        help="label-free loss: kl (default); sqnr, mse, cosine with --eval, or with another limit than --max-drop",
+    )
     add("--sensitivity", help="first tables by fisher, hessian ...; default: the metric")
     add("--algorithm", help="dp, exhaustive, greedy, bisection, nsga2; default: dp")
     add("--budget", type=int, default=40, help="configurations measured at most; default: 40")
@@ -63,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", default="recipe.yaml", metavar="FILE", help="the recipe; default: %(default)s")
     add("--calibration", default="calibration.json", metavar="FILE", help="default: %(default)s")
     add("--record", metavar="FILE", help="everything that was measured, as JSON for `pyquant report`")
-    add("--report", nargs="+", metavar="FILE", default=[], help=".html .png .svg .csv .md")
+    add("--report", nargs="+", metavar="FILE", default=[], help=".html .png .svg .csv .md .json")
 
 
 def run(args: argparse.Namespace) -> int:

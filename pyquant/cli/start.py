@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "inspect": "layers, schemes, sizes and kernels of a saved model",
     "verify": "check a saved model: bytes, bits, and error against the float model",
     "error": "errors of every layer of a saved model on data",
-    "bench": "measure: `pyquant bench gemm|mlp|qat|calib`",
+    "bench": "measure: `pyquant bench gemm|mlp|decode|qat|calib`",
     "tune": "measure the quickest kernels for your layers on your GPU",
     "report": "render saved results: Markdown, CSV, PNG, SVG, HTML",
 }

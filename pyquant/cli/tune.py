@@ -27,7 +27,8 @@ examples:
   pyquant tune --shapes 4096x4096 --dry-run --json
 
 The table is in PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant; delete it to forget. A choice
-of kernels changes the time of a layer and never its bits.
+of kernels changes the time of an integer layer and never its bits; of weight-only and 16-bit layers the last bits may
+move too, within their bound.
 """
 
 

@@ -64,7 +64,8 @@ def W4A8TwoLevel(group_size: int = 128, *, symmetric_inputs: bool = True) -> QSc
     """4-bit weights under group scales of two levels, 8-bit static per-tensor inputs.
 
     A group's scale is 1 to 18 whole steps of its channel's float scale (docs/numerics.md 4.1), so that one integer sum
-    runs over all of K; memory and accuracy are about those of W4A8, the product is that of W8A8.
+    runs over all of K; accuracy is about that of W4A8, the product is that of W8A8. Memory is that of W4A8 on a GPU,
+    and that of W8A8 on a CPU.
     group_size  weights along K that share a step.
     Source: VS-Quant, arXiv 2102.04503; QServe's progressive group quantisation, arXiv 2405.04532.
 
@@ -161,7 +162,8 @@ _GROUPED_BY_DEFAULT: Final = ("W4A8", "W4A8Dynamic", "W4A16")
 
 
 def scheme_from_name(text: str) -> QScheme:
-    """The scheme that a preset's text names, as str(scheme) prints it; parentheses may be left out.
+    """The scheme that a preset's text names, as str() prints the scheme of a preset; parentheses may be left out.
+    Schemes that are no preset's (with outputs, say) print more, which no text names.
 
     Raises SchemeError naming the text and the presets.
 

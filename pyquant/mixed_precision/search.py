@@ -31,11 +31,13 @@ def search(
     formats            the float one, and others: 'int8', 'int4', or presets such as 'W4A8Dynamic(group_size=64)'.
     eval_fn            eval_fn(model) -> the task's metric. None: with logits (metric 'kl'), the share of predictions
                        that stay the float model's; accuracy can never drop by more than what is missing to 1.
-    max_drop           how much worse than the float model's the metric may be, absolutely. None: only other limits.
+    max_drop           how much worse than the float model's the metric may be, absolutely. None: only other limits, of
+                       which there must be one then. Without eval_fn it needs metric 'kl': with another one say
+                       max_drop=None and, for instance, max_loss.
     objective          'latency' (microseconds, measured), 'size' (bytes) or 'effective_bits': what becomes small.
     options            keywords, each with a default:
         metric         label-free loss of a configuration's outputs against the float model's: 'kl' (of logits),
-                       'sqnr', 'mse', 'cosine'.
+                       'sqnr', 'mse', 'cosine': these with eval_fn, or with max_drop=None and another limit.
         sensitivity    where the first tables come from; '' measures `metric` with one group lowered at a time,
                        'fisher' needs one forward and one backward pass, others are in docs/sensitivity.md.
         algorithm      'dp' (exact front of a model that is refitted to what was measured), 'exhaustive', 'greedy',

@@ -174,7 +174,8 @@ class Residual(nn.Module):
     """Marks the skip branch of a block: `x = layer(x) + self.residual(skip)`. Does nothing in a float model.
 
     insert_fake_quantize_ replaces it by a rounding one (under a static scheme), convert_ that by QResidual: so the
-    branch is known to be quantised, and a layer that produces it may hand over codes. quantize_ leaves it as it is.
+    branch is known to be quantised, and a layer that produces it may hand over codes. So does quantize_ with a recipe
+    (`residuals`); with a scheme or a config it leaves the branch as it is.
 
     Example:
         >>> Residual()(torch.ones(2)).tolist()

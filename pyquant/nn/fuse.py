@@ -35,7 +35,7 @@ def fuse_(model: nn.Module) -> nn.Module:
     real numbers between layers are link_'s work, after this one.
     Transactional: on any exception the model is as before. Calling it again changes nothing. Code that calls the
     members of an nn.Sequential by itself, not through its forward, is out of sight: do not fuse such a model.
-    Raises ArgumentError for a model without quantised layers. Source: docs/numerics.md 2, docs/activations.md.
+    Raises ArgumentError for a model without quantised layers. Source: docs/numerics.md 4, 6 and 9, docs/activations.md.
 
     Example:
         >>> import torch

@@ -62,8 +62,9 @@ def merge_(model: nn.Module, example_inputs: object = None) -> nn.Module:
     are not seen.
     Layers stay apart, for the reason in merge_report, where schemes, biases, activations, types, or static input
     scales differ, or a layer has hooks, gives codes, stands in several places or is in 16 bits; weight-only layers
-    unless they are on a CPU, whose compiled library gives a channel the same bits beside any others. fuse_
-    goes before it: what is merged is fused no more. Transactional. Calling it again changes nothing.
+    unless they are on a CPU, whose compiled library gives a channel the same bits beside any others. A
+    gated feed-forward block may be fused before or after; other activations before (fuse_): they leave merged layers
+    alone. Transactional. Calling it again changes nothing.
     Raises ArgumentError for a model without quantised layers. Source: docs/layers.md.
 
     Example:

@@ -54,8 +54,8 @@ class LayerReport:
 def quantization_report(model: nn.Module) -> list[LayerReport]:
     """One record for every module that holds weight matrices, in the order of named_modules.
 
-    Matrices are parameters of two and more dimensions, whatever class holds them: what no record has a scheme for runs
-    in floating point, and its reason says why.
+    Matrices are floating parameters with two or more dimensions larger than 1, whatever class holds them: what no
+    record has a scheme for runs in floating point, and its reason says why.
 
     Example:
         >>> quantization_report(nn.Sequential(nn.Linear(4, 2)))[0].bytes_before

@@ -12,7 +12,7 @@ _announced: set[str] = set()
 
 
 def set_strict(enabled: bool) -> None:
-    """Refuse slower paths instead of announcing them (off at start; benchmarks switch it on).
+    """Refuse slower paths instead of announcing them (off at start).
 
     enabled  True: an op that would run in plain PyTorch because no compiled kernel serves it raises UnsupportedError.
 

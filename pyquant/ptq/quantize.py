@@ -59,18 +59,20 @@ def quantize_(
                   bfloat16.
     config        a QScheme for all, its name ('W8A8Dynamic', 'W4A16(group_size=64)') or its preset (W8A8Dynamic);
                   FqnConfig (or its mapping): names, globs, 're:' patterns, types -> scheme; or a Recipe or the path of
-                  its file (.yaml, .yml, .toml, .json), which says itself what the arguments below filter_fn,
-                  embeddings, heads, on_indivisible and num_batches would (they are refused then).
+                  its file (.yaml, .yml, .toml, .json), which says itself what the arguments filter_fn,
+                  embeddings, heads, on_indivisible and num_batches would: these and input_scales are refused then.
     filter_fn     filter_fn(module, name) -> bool: layers for which it is false are left alone; None: all.
     device        where the new layers are made and, at the end, the whole model is moved; None: stay.
-    data          batches to calibrate static inputs (W8A8, W4A8, W4A4) with: each a tensor, a tuple (its first item is
-                  used) or a mapping of forward's keywords, or whatever batch_to_inputs(batch) makes of it. The model
-                  runs in eval mode without gradients.
+    data          batches to calibrate static inputs (W8A8, W4A8, W4A8TwoLevel, W4A4) with: each a tensor, a tuple (its
+                  first item is used) or a mapping of forward's keywords, or what batch_to_inputs(batch) makes of it.
+                  The model runs in eval mode without gradients.
     num_batches   how many of them; None: all, and `data` has a length then.
     improve       names of improvers, which need `data` too, with their default options (their functions take more): of
                   the float model 'equalize' (equalize_), 'smooth' (smooth_), 'search_scales' (search_scales_), 'rotate'
                   and 'rotate_online' (rotate_, of classes it knows); of the codes 'gptq' (gptq_), 'learn_rounding'
-                  (learn_rounding_), 'bias_correction' (bias_correction_). They act in this order.
+                  (learn_rounding_), 'bias_correction' (bias_correction_). They act in this order. 'smooth' and
+                  'search_scales' are refused together, and so are 'rotate' and 'rotate_online'. `data` must be a list
+                  or a loader, no generator, as each goes through it.
     embeddings    also replace nn.Embedding by QEmbedding (int8 per row whatever the scheme; None leaves one alone).
     heads         output heads (lm_head; what get_output_embeddings() gives), and embeddings tied to one. None: left in
                   floating point, as other tools do, and the warning says so; False: the same without a word; True:
@@ -91,9 +93,10 @@ def quantize_(
     Transactional: on any exception the model is as before.
     The steps one by one: insert_fake_quantize_ (or SelectiveQuantizer), QuantizationCalibrator, convert_.
 
-    Left in floating point, each with a reason in quantization_report: what has no integer twin (convolutions with
-    groups, classes that multiply by their own parameters, Linears with a forward of their own), adapters (what a
-    wrapping layer of PEFT names as its factors; weights that are trainable while most of the model is frozen), heads.
+    Left in floating point, each with a reason in quantization_report: what has no integer twin (convolutions that do
+    not pad with zeros, classes that multiply by their own parameters, layers with a forward of their own), adapters
+    (what a wrapping layer of PEFT names as its factors; weights that are trainable while most of the model is frozen),
+    heads.
     One QuantizationWarning names them with their share of the bytes where they are 1 % or more and were not excluded.
 
     Raises ArgumentError or SchemeError naming the layer: keys that match nothing, layers named exactly that cannot be

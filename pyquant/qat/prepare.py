@@ -52,11 +52,12 @@ def prepare_qat_(
     config     as in quantize_: a QScheme, its name or its preset; an FqnConfig or mapping {key: scheme or None}; a
                Recipe or the path of its file; None for a simulating model.
     filter_fn  fn(module, name) -> bool; of a float model: which layers the config is meant for.
-    learn_amax  which ranges are learned (LSQ), of weights and of static inputs and outputs: True for all of them, False
-               for none, patterns of layer names ('blocks.*.fc1') or of tensors ('*.weight', 'fc1.input'), or
-               fn(layer name, layer) -> bool. Per tensor, per channel and per group. None: all where the recipe says
-               learn_amax; otherwise the tensors of which that was said when simulation was put in (default_learn_amax
-               of SelectiveQuantizer, learn_amax of a recipe or of a QuantDescriptor).
+    learn_amax  which ranges are learned (LSQ), of weights and of static inputs and outputs: True for all of them but
+               two-level weights and inputs of 16 bits, False for none, patterns of layer names ('blocks.*.fc1') or of
+               tensors ('*.weight', 'fc1.input'), or fn(layer name, layer) -> bool. Per tensor, per channel and per
+               group. None: all where the recipe says learn_amax; otherwise the tensors of which that was said when
+               simulation was put in (default_learn_amax of SelectiveQuantizer, learn_amax of a recipe or of a
+               QuantDescriptor).
     forward    'simulated' (float products of rounded operands), 'int8' (integer products, see docs/qat.md 4), or
                fn(layer name, layer) -> one of them.
     on_indivisible  of a float model: layers whose K the scheme's group size does not divide, as in quantize_:

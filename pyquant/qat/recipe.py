@@ -40,7 +40,8 @@ class QATRecipeModification(QatModification):
                            validation for training too.
     Averages of weights (ema) and synchronised batch norm (sync_bn) are switched off where they are on. The number of
     GPUs stays as it is: one GPU only was a limit of that framework, not a rule. Alias: QATRecipeModificationCallback.
-    Raises ArgumentError for a divisor below 1 or a factor that is not above 0, and (called) for a missing key.
+    Raises ArgumentError for a divisor below 1, lr_decay_factor not above 0 or a cosine_final_lr_ratio below 0, and
+    (called) for a missing key.
     Source: docs/qat.md 6.
 
     Example:

@@ -50,7 +50,8 @@ def load_pretrained(
     manifest_sha256  SHA-256 that the manifest must have, as save_pretrained returned it; None: any.
     ->         the model, in training mode where the given or built one is: its Linears and Conv2ds replaced by the
                saved layers, the activations that fuse_ had moved into them by nn.Identity, every other tensor as
-               saved (dtype included).
+               saved (dtype included). Of a checkpoint that is one layer and nothing else, that layer: a given module is
+               left as it is.
     Raises CheckpointError for a damaged, unsafe or newer checkpoint, and where file and model differ: missing or
     unexpected tensors, other shapes, another activation than the fused one. Source: docs/file_format.md.
     """

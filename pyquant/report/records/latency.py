@@ -66,11 +66,12 @@ class LatencyTable:
     layer_us          the same for each layer: {name: [formats]}; the layers of a group add up to it.
     border_us         [groups - 1][formats][formats]: what it adds that a group has one format and the next group
                       another. None: layers take and give floating-point tensors, quantising is part of the layer.
-    uniform           the uniform configurations, measured end to end; from them base_us follows.
+    uniform           the uniform configurations, measured end to end. base_us and scale are fitted to them and to all
+                      configurations of the design, which are run as wholes too.
     held_out          random configurations that the table did not see, measured in the same rounds.
     clock, rounds     how time was taken, and how often.
     fingerprint       {entry: value} of what the figures belong to: device, versions, threads, input shapes, layers.
-    scale             by which the medians of group_us were multiplied so that the uniform configurations come out.
+    scale             by which the medians of group_us were multiplied so that those configurations come out.
     notes             what a reader should know.
     Raises ArgumentError where tables do not fit together.
 
