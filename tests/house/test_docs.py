@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import pkgutil
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -60,6 +61,21 @@ def test_some_examples_exist() -> None:
 def test_public_names_are_documented() -> None:
     silent = [n for n in pyquant.__all__ if not n.startswith("__") and not inspect.getdoc(getattr(pyquant, n))]
     assert not silent
+
+
+def names_on_no_page(names: Iterable[str], pages: Iterable[Path]) -> list[str]:
+    """Names that no page has in its code, inline or in a block: a word of the prose is not the name."""
+    code = [part for page in pages for part in re.findall(r"```.*?```|`[^`\n]+`", page.read_text(), re.DOTALL)]
+    known = {word for part in code for word in re.findall(r"\w+", part)}
+    return [name for name in names if name not in known]
+
+
+def test_every_public_name_stands_on_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("A Plan is `left_(x)`:\n\n```python\nright = 1\n```\n")
+    assert names_on_no_page(["left_", "right", "Plan", "left"], [page]) == ["Plan", "left"]
+    names = [name for name in pyquant.__all__ if not name.startswith("__")]
+    assert not names_on_no_page(names, [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
