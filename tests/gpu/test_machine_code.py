@@ -120,8 +120,8 @@ def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functi
 def test_warps_ask_for_no_more_registers_than_a_launch_gives_their_block(
     wgmma_kernels: dict[str, list[machine_code.Line]], usage: dict[machine_code.Key, machine_code.Usage]
 ) -> None:
-    """Else the last ones wait for ever (PTX ISA, setmaxnreg). One warpgroup fetches, with the fewest; two multiply, with
-    the most; where there are more, they widen weights."""
+    """Else the last ones wait for ever (PTX ISA, setmaxnreg). One warpgroup fetches, with the fewest; two multiply,
+    with the most; where there are more, they widen weights."""
     for name, lines in wgmma_kernels.items():
         given = usage["sm_90a", name].registers
         warpgroups = 65536 // given // 128  # of as many registers as there are, ptxas gives every thread its share
