@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -117,15 +118,20 @@ def test_static_layers_become_qgemm(tmp_path: Path) -> None:
 def test_the_report_shows_where_onnxruntime_saturates(tmp_path: Path) -> None:
     """Weights of full range, whose pairs of products leave 16 bits; of half the range none does."""
     x = torch.rand(5, 64) * 3.8
-    errors = []
+    errors, told = [], []
     for top in (127, 63):
         codes = torch.randint(top // 2, top + 1, (32, 64), dtype=torch.int8)
         layer = QLinear.from_codes(codes, torch.full((32,), 0.01), scheme=W8A8(), input_scale=0.03)
-        report = export(nn.Sequential(layer).eval(), x, tmp_path / f"{top}.onnx")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", QuantizationWarning)
+            report = export(nn.Sequential(layer).eval(), x, tmp_path / f"{top}.onnx")
+        told.append([str(one.message) for one in caught if one.category is QuantizationWarning])
         assert report.layers[0].operators == ("QGemm",)
         errors.append(report.outputs[0].relative_error)
     assert errors[0] > 0.05
     assert errors[1] < 5e-3
+    assert re.search(r"no VNNI.*session.x64quantprecision=1 .* differences are (0 |0\.00|.*e-)", *told[0])
+    assert told[1] == []
 
 
 @needs_packages
