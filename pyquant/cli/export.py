@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--opset", type=int, default=21, help="21 to 23 (default: %(default)s)")
     add("--dynamic-batch", action="store_true", help="the first dimension of every input may vary")
+    add("--input-names", nargs="+", metavar="NAME", help="of the file's inputs, in order (default: torch's)")
+    add("--output-names", nargs="+", metavar="NAME", help="of the file's outputs, in order (default: torch's)")
     add("--report", metavar="FILE", help="save the report as JSON: `pyquant report` reads it")
 
 
@@ -67,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         target=args.target,
         dynamic_shapes=_first_dimensions(positional, named) if args.dynamic_batch else None,
         opset=args.opset,
+        input_names=args.input_names,
+        output_names=args.output_names,
     )
     if args.report:
         save_record(args.report, report)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fresh import python
-from onnx_files import needs_vnni, run, saturates
+from onnx_files import names, needs_vnni, run, saturates
 from torch import Tensor, nn
 
 import pyquant
@@ -401,10 +401,12 @@ def test_the_command_writes_the_file_and_the_report(
     model = pyquant.quantize_(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), W8A8Dynamic()).eval()
     pyquant.save_pretrained(model, "saved")
     words = ["export", "saved", "model.onnx", "--model", "onnx_net:build", "--dynamic-batch", "--report", "r.json"]
+    words += ["--input-names", "pixels", "--output-names", "logits"]
     assert main(words) == 0
     assert "MatMulInteger" in capsys.readouterr().out
     x = torch.randn(7, 16)
     assert torch.equal(run(tmp_path / "model.onnx", x)[0], model(x))
+    assert names(tmp_path / "model.onnx") == (["pixels"], ["logits"])
     assert load_record("r.json").equal
     assert main(["report", "r.json", "--out", "."]) == 0
     sys.modules.pop("onnx_net", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,51 @@ def test_results_of_another_model_are_told(tmp_path: Path, monkeypatch: pytest.M
     model = quantised(nn.Sequential(Shifted(10, 8), nn.Linear(8, 4)), embeddings=True)
     with pytest.warns(pyquant.QuantizationWarning, match="results are not the model's: relative differences"):
         export(model, torch.randint(0, 8, (2, 3)), tmp_path / "model.onnx")
+
+
+class Twice(nn.Module):
+    """Gives one result twice, and its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, more: Tensor) -> tuple[Tensor, ...]:
+        y = self.second(torch.relu(self.first(x))) + more
+        return y, y, x
+
+
+def test_inputs_and_outputs_have_the_names_that_were_chosen(tmp_path: Path) -> None:
+    """relu and x are names of values inside, too."""
+    model, path = quantised(Twice()), tmp_path / "model.onnx"
+    x, more = torch.randn(3, 16), torch.randn(3, 8)
+    names = {"input_names": ["more", "ids"], "output_names": ["relu", "same", "x"]}
+    report = export(model, (x,), path, kwargs={"more": more}, **names)
+    assert [row.runs_as for row in report.layers] == ["integer", "integer"]
+    assert onnx_files.names(path) == (["more", "ids"], ["relu", "same", "x"])
+    assert all(torch.equal(a, b) for a, b in zip(onnx_files.run(path, x, more), model(x, more), strict=True))
+    export(model, (x, more), path, output_names=["y", "same", "third"])
+    assert onnx_files.names(path)[1] == ["y", "same", "third"]
+
+
+@pytest.mark.parametrize(
+    ("names", "argument", "got"),
+    [
+        ({"input_names": ["a"]}, "input_names", "1: a; allowed: 2, one for each tensor of args and kwargs"),
+        ({"output_names": ["a", "b"]}, "output_names", "2: a, b; allowed: 3, one for each"),
+        ({"input_names": ["a", "a"]}, "input_names", "'a' twice"),
+        ({"input_names": ["a", "b"], "output_names": ["c", "b", "d"]}, "output_names", "'b', which is in input_names"),
+        ({"input_names": ["a", ""]}, "input_names", "''"),
+        ({"input_names": "ab"}, "input_names", "an iterable of names"),
+        ({"output_names": ["a", "first.codes", "b"]}, "output_names", "'first.codes'; allowed: names that no param"),
+    ],
+    ids=str,
+)
+def test_names_that_cannot_be_taken_are_refused(names: dict[str, Any], argument: str, got: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(got)) as caught:
+        export(quantised(Twice()), (torch.randn(3, 16), torch.randn(3, 8)), tmp_path / "model.onnx", **names)
+    assert caught.value.argument == argument
+    assert not list(tmp_path.iterdir())
 
 
 # ---- what models do with their layers

@@ -37,3 +37,11 @@ def run(path: Path, *inputs: Tensor) -> list[Tensor]:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feed = {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=True)}
     return [torch.from_numpy(y) for y in session.run(None, feed)]
+
+
+def names(path: Path) -> tuple[list[str], list[str]]:
+    """What onnxruntime calls the inputs and the outputs of a file."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return [one.name for one in session.get_inputs()], [one.name for one in session.get_outputs()]

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from pyquant.errors import ArgumentError, QuantizationWarning, UnsupportedError
 from pyquant.integrations.onnx import look
 from pyquant.integrations.onnx.compared import compare_outputs
 from pyquant.integrations.onnx.exchange import ONNXRUNTIME, TARGETS, converted, exchanged, plain
+from pyquant.integrations.onnx.names import check_names, check_number, name_values
 from pyquant.integrations.onnx.operators import OPSET
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.report import quantization_report
@@ -43,6 +44,8 @@ def export(
     target: str = ONNXRUNTIME,
     dynamic_shapes: Any = None,
     opset: int = OPSET,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
 ) -> OnnxExport:
     """Write a quantised model as an ONNX file, and tell what onnxruntime makes of every layer.
 
@@ -54,6 +57,8 @@ def export(
             QGemm; W4A16 and W8A16 are MatMulNBits. 'tensorrt': symmetric Q/DQ alone, INT4 by blocks.
     dynamic_shapes   as in torch.onnx.export; None: the shapes of args.
     opset   21 to 23.
+    input_names, output_names   of the file, one for each tensor, in the order of args, then kwargs, and of the model's
+            results; None: what torch.onnx.export calls them.
     ->      OnnxExport: what each layer became and why, and how far the results are from the model's. A
             QuantizationWarning names integer layers that onnxruntime would multiply in floating point, and says so
             where the results are another model's, or where sums saturate on this CPU (docs/onnx.md).
@@ -61,20 +66,23 @@ def export(
     than tried. Source: docs/onnx.md.
     """
     _check(model, target, opset)
+    check_names(input_names, output_names)
     versions = check_packages()
     args = args if isinstance(args, tuple) else (args,)
     named = dict(kwargs or {})
+    given = [x for x in pytree.tree_leaves((args, named)) if isinstance(x, Tensor)]
+    check_number("input_names", input_names, len(given), "tensor of args and kwargs")
     whole = converted(model)
     copied, layers = exchanged(whole, target)
     with torch.inference_mode():
         results = _results(model, args, named)
     _check_results(results)
     wanted = plain(results)
+    check_number("output_names", output_names, len(wanted), "tensor of the model's results")
     with tempfile.TemporaryDirectory(prefix=".pyquant-onnx-", dir=_folder(path)) as folder:
         made = Path(folder) / Path(path).name
-        constants = _write(copied, args, named, made, dynamic_shapes, opset)
+        constants = _write(copied, args, named, made, dynamic_shapes, opset, (input_names, output_names))
         session = look.Session(made)
-        given = [x for x in pytree.tree_leaves((args, named)) if isinstance(x, Tensor)]
         outputs, far = compare_outputs(session, given, wanted)
         for file in Path(folder).iterdir():
             os.replace(file, Path(path).parent / file.name)
@@ -166,7 +174,13 @@ def _quietly() -> Iterator[None]:
 
 
 def _write(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path, dynamic_shapes: Any, opset: int
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    path: Path,
+    dynamic_shapes: Any,
+    opset: int,
+    names: tuple[Sequence[str] | None, Sequence[str] | None],
 ) -> dict[str, Any]:
     """The file, checked by onnx; -> its constants by name."""
     import onnx
@@ -182,6 +196,7 @@ def _write(
     constants = program.model.graph.initializers
     _store_four_bits(model, constants)
     _keep_products_apart(program.model.graph)
+    name_values(program.model.graph, *names)
     program.save(str(path))
     onnx.checker.check_model(str(path))
     return dict(constants)
