@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 # Options that are not called as the arguments that they become.
-_OPTIONS = {"num_batches": "--batches"}
+_OPTIONS = {"num_batches": "--batches", "eval_fn": "--eval"}
 
 
 def _option(argument: str, given: Sequence[str]) -> str | None:

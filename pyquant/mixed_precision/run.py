@@ -18,6 +18,7 @@ from pyquant.mixed_precision.costs import CostTable, cost_table
 from pyquant.mixed_precision.decide import Findings, beyond_reach, order_of
 from pyquant.mixed_precision.explore import Drops, Front, explore
 from pyquant.mixed_precision.ledger import Ledger
+from pyquant.mixed_precision.loss.direction import warn_of_direction
 from pyquant.mixed_precision.loss.evaluate import DISAGREEMENT, LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.options import LIMITS, SearchOptions
 from pyquant.mixed_precision.plan import Plan
@@ -81,6 +82,8 @@ class Search:
         progress = self.options.progress
         on_piece = None if progress is None else lambda stage, key, done, total: progress(stage, done, total)
         with Ledger(facts, self.options.journal, on_piece) as ledger:
+            self._check_reach(self._constraints(None))  # sizes and bits are known before anything is measured
+            self._measure_baseline(ledger)
             latency = None
             if self.needs_latency:
                 latency = latency_table(ledger, self.switchable, self.example, self.options)
@@ -114,15 +117,13 @@ class Search:
                 settings=settings,
                 has_task=self.task is not None,
             )
+            if self.task is not None:
+                warn_of_direction(self.task, [value for config, value in quality.items() if any(config)])
             return plan_of(findings)
 
     def _problem(self, ledger: Ledger, costs: CostTable, latency: LatencyTable | None) -> SearchProblem:
-        allowed = np.array(self.switchable.allowed)
         limits = self._constraints(latency)
-        for limit in limits:  # before any loss is measured
-            least = tuple(np.where(allowed, limit.table, np.inf).argmin(-1).tolist())
-            if not limit.allows(least):
-                raise beyond_reach(self.switchable, limit, least)
+        self._check_reach(limits)  # before any loss is measured
         tables = first_tables(ledger, self.switchable, self.loss, self.task, self.options)
         return SearchProblem(
             tuple(g.name for g in self.switchable.groups),
@@ -131,15 +132,29 @@ class Search:
             cost=np.array(costs.table),
             cost_base=costs.base,
             cost_pairs=None if costs.pairs is None else np.array(costs.pairs),
-            allowed=allowed,
+            allowed=np.array(self.switchable.allowed),
             constraints=limits,
         )
 
+    def _check_reach(self, limits: Iterable[Constraint]) -> None:
+        allowed = np.array(self.switchable.allowed)
+        for limit in limits:
+            least = tuple(np.where(allowed, limit.table, np.inf).argmin(-1).tolist())
+            if not limit.allows(least):
+                raise beyond_reach(self.switchable, limit, least)
+
+    def _measure_baseline(self, ledger: Ledger) -> None:
+        """The float model's metric, before all else: one call, which shows whether eval_fn works."""
+        if (task := self.task) is not None and self.max_drop is not None:
+            calls = self.options.evaluations + 1
+            task.baseline = ledger.plain("evaluations", "float", lambda: task.baseline, calls)
+
     def _constraints(self, latency: LatencyTable | None) -> tuple[Constraint, ...]:
+        """Limits that are set; None: without that on latency."""
         limits = []
         costs = {"max_latency_us": "latency", "max_size_bytes": "size", "max_effective_bits": "effective_bits"}
         for name, limit in self.options.limits().items():
-            if name in costs:
+            if name in costs and (costs[name] != "latency" or latency is not None):
                 table = cost_table(costs[name], self.switchable, latency)
                 limits.append(Constraint(name, np.array(table.table), limit, table.base))
         return tuple(limits)
@@ -189,7 +204,6 @@ class Search:
             return None, quality
         if task is not None:
             calls = options.evaluations + 1
-            task.baseline = ledger.plain("evaluations", "float", lambda: task.baseline, calls)
             quality[start] = task.baseline
 
             def by_task(config: Config) -> float:

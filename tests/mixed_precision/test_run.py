@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from searched import FORMATS, batches, net, search
 from torch import nn
 
 import pyquant
-from pyquant.errors import ArgumentError, InfeasibleError
+from pyquant.errors import ArgumentError, InfeasibleError, NonFiniteError, QuantizationWarning
 from pyquant.mixed_precision import run
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs
@@ -231,9 +232,51 @@ def test_a_limit_that_nothing_can_keep_is_told_before_anything_is_measured(monke
         raise AssertionError("a loss was measured")
 
     monkeypatch.setattr(LossOfOutputs, "__call__", nothing)
+    monkeypatch.setattr(run, "latency_table", nothing)
     with pytest.raises(InfeasibleError, match=r"max_size_bytes 10: .* is the least") as raised:
-        search(max_drop=None, max_size_bytes=10.0)
+        search(max_drop=None, max_size_bytes=10.0, objective="latency")
     assert set(raised.value.nearest.values()) == {"int4"}  # type: ignore[attr-defined]
+
+
+def test_the_float_model_is_evaluated_once_and_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> None:
+        raise AssertionError("something was measured before the metric of the float model")
+
+    def broken(model: nn.Module) -> float:
+        calls.append(model)
+        return float("nan")
+
+    calls: list[nn.Module] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(LossOfOutputs, "__call__", nothing)
+        patched.setattr(run, "latency_table", nothing)
+        with pytest.raises(NonFiniteError, match=r"eval_fn.*nan"):
+            search(eval_fn=broken, objective="latency")
+    assert len(calls) == 1
+    floats: list[bool] = []
+    search(eval_fn=lambda model: floats.append(is_float(model)) or 1.0, budget=6)  # type: ignore[func-returns-value]
+    assert floats.count(True) == 1
+    assert floats[0]
+
+
+def is_float(model: nn.Module) -> bool:
+    return all(type(layer) in (nn.Linear, nn.ReLU) for layer in model.children())
+
+
+def test_a_metric_that_all_lowered_configurations_improve_asks_for_its_direction() -> None:
+    target = [net()(x) for x in batches()]
+
+    def error(model: nn.Module) -> float:
+        return 1.0 + sum(float((model(x) - y).abs().mean()) for x, y in zip(batches(), target, strict=True))
+
+    with pytest.warns(QuantizationWarning, match=r"none of the \d+ lowered .* has 1\..*higher_is_better=False"):
+        search(eval_fn=error, max_drop=10.0, budget=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", QuantizationWarning)
+        search(eval_fn=error, max_drop=10.0, higher_is_better=False, budget=8)
+        search(eval_fn=lambda model: 0.5, max_drop=10.0, budget=8)
+    with pytest.warns(QuantizationWarning, match="Where more of it is better, higher_is_better=True"):
+        search(eval_fn=lambda model: -error(model), max_drop=10.0, higher_is_better=False, budget=8)
 
 
 def test_the_nearest_is_the_one_that_misses_least() -> None:

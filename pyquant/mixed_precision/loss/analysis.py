@@ -12,6 +12,7 @@ from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
 from pyquant.mixed_precision.ledger import Ledger
+from pyquant.mixed_precision.loss.direction import warn_of_direction
 from pyquant.mixed_precision.loss.evaluate import Evaluator, TaskMetric
 from pyquant.mixed_precision.loss.scorers import Scorer, Scoring
 from pyquant.mixed_precision.loss.suspects import usual_suspects
@@ -102,6 +103,8 @@ class Analysis:
         """Everything, through the ledger."""
         switchable = self.scoring.switchable
         measure = Measure(ledger)
+        if self.scoring.task is not None:  # first: one call, which shows whether eval_fn works
+            measure.values(self.scoring.task, {0: self.zeros})
         loss = self._grid(self._losses(ledger, measure))
         whole = self.whole()
         steps = self._steps(measure, loss, latency) if self.mode == "cumulative" else ()
@@ -161,6 +164,9 @@ class Analysis:
         values = measure.values(task, {} if steps and task is not self.measured else self.cells())
         uniform: dict[int, float | None] = {**measure.values(task, self.whole())}
         uniform |= {self.formats.index(s.format): s.task for s in steps}
+        task.baseline = baseline
+        configs = [*values.values(), *uniform.values(), *(s.task for s in steps)]
+        warn_of_direction(task, [value for value in configs if value is not None])
         grid, row = self._grid(values, baseline), self._row(uniform, baseline)
         return SensitivityTask(baseline, task.higher_is_better, grid, row)
 

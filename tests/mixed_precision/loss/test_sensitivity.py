@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import nets
 
 import pyquant
-from pyquant.errors import ArgumentError, CheckpointError, PyquantError
+from pyquant.errors import ArgumentError, CheckpointError, NonFiniteError, PyquantError, QuantizationWarning
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs
 from pyquant.mixed_precision.loss.sensitivity import cost_of, sensitivity
@@ -361,6 +361,37 @@ def test_wrong_arguments_are_refused_before_anything_runs() -> None:
         _run().skip_list(0.1, "fp32")
     with pytest.raises(ArgumentError, match="by"):
         _run().skip_list(0.1, by="task")
+
+
+@pytest.mark.parametrize("mode", ["one_at_a_time", "cumulative"])
+def test_a_metric_that_fails_is_found_before_anything_is_measured(mode: str) -> None:
+    told: list[object] = []
+    with pytest.raises(NonFiniteError, match="eval_fn"):
+        sensitivity(
+            nets.classifier(),
+            nets.batches(),
+            FORMATS,
+            mode=mode,
+            num_batches=4,
+            eval_fn=lambda model: float("nan"),
+            progress=lambda *step: told.append(step),
+        )
+    assert told == []
+
+
+def test_a_metric_of_the_wrong_direction_is_asked_about() -> None:
+    model = nets.classifier()
+    target = [model(x) for x in nets.batches()]
+
+    def error(model: nn.Module) -> float:
+        return 1.0 + sum(float((model(x) - y).abs().mean()) for x, y in zip(nets.batches(), target, strict=True))
+
+    given = {"num_batches": 4, "eval_fn": error}
+    with pytest.warns(QuantizationWarning, match="higher_is_better=False"):
+        sensitivity(model, nets.batches(), FORMATS, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", QuantizationWarning)
+        sensitivity(model, nets.batches(), FORMATS, **given, higher_is_better=False)
 
 
 def test_the_record_survives_its_file(tmp_path: Path) -> None:
