@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,20 @@ def test_colours_follow_the_chosen_layer_in_light_and_dark(seed_page: Page) -> N
     assert seed_page.run(dark) != "rgb(255, 255, 255)"
     seed_page.prefers("light")
     assert seed_page.run(dark) == "rgb(255, 255, 255)"
+
+
+def test_what_is_marked_is_explained_and_no_column_is_cut_off(tab: Page, tmp_path: Path) -> None:
+    made = seed_trade_off()
+    figures = dict.fromkeys(("size_bytes", "effective_bits", "predicted_loss", "quality", "drop", "end_to_end_us"), 4e5)
+    points = tuple(replace(p, chosen=i == 7, figures=figures) for i, p in enumerate(made.points))
+    path = tmp_path / "chosen.html"
+    path.write_text(to_html(replace(made, points=points)), encoding="utf-8")
+    tab.open(path)
+    legend = tab.run("return [...document.querySelectorAll('#legend i')].map(s => s.textContent)")
+    assert [text.split()[0] for text in legend] == ["front:", "chosen"]
+    assert tab.run("return [...document.querySelectorAll('#rows tr.chosen')].map(r => +r.dataset.i)") == [7]
+    assert "chosen" in tab.text("#rows tr.chosen td:last-child")
+    assert tab.run("const s = document.querySelector('.scroll'); return s.scrollWidth <= s.clientWidth")
 
 
 def test_texts_of_the_record_are_never_executed(tab: Page, tmp_path: Path) -> None:
