@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -126,6 +127,10 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
         options |= {"on_indivisible": args.on_indivisible or CHOICES[0], "improve": improve}
     else:
         recipe = Recipe.load(args.recipe) if args.recipe else with_options(recipe_named(args), args)
+        is_float = recipe.default_scheme() is None and not any(recipe.rules().values())
+        if is_float and not recipe.embeddings:
+            got = f"{args.recipe or args.config or args.preset}, which leaves every layer in floating point"
+            raise ArgumentError("--recipe", got, "a scheme for at least one layer: this model is used as it is")
         given_by = next(f"--{name}" for name in ("recipe", "config", "preset") if getattr(args, name))
         improvers_named(improve or recipe.improve, data, "--improve" if improve else given_by)
         ranges = _ranges(args, recipe) if args.calibration else None
@@ -237,7 +242,7 @@ def _print_summary(model: nn.Module, before: int, out: str) -> None:
     after = _state_bytes(model)
     print_kinds(model)
     print(f"state: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB ({before / max(after, 1):.2f}x smaller)")
-    print(f"saved in {out}; check it with: pyquant verify {out}")
+    print(f"saved in {out}; check it with: pyquant verify {shlex.quote(out)}")
 
 
 def print_kinds(model: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,6 +132,11 @@ def run(args: argparse.Namespace) -> int:
         written.append(plan.report(args.record))
     written += [plan.report(path) for path in args.report]
     print("wrote " + ", ".join(map(str, written)))
+    if not any(plan.schemes.values()):
+        print("the plan leaves every layer in floating point: there is nothing to quantise")
+    else:
+        words = ["pyquant", "quantize", args.model, "--recipe", args.out, "--calibration", args.calibration]
+        print(f"next: {shlex.join([*words, '--out', 'quantised'])}")
     return 0
 
 

@@ -21,6 +21,9 @@ from searched import batches, net as build
 def accuracy(model):
     return float(torch.cat([model(x).argmax(-1) == build()(x).argmax(-1) for x in batches(seed=5)]).float().mean())
 
+def not_a_number(model):
+    return float("nan")
+
 def two_arguments(model, data):
     return 1.0
 """
@@ -54,6 +57,8 @@ def test_it_writes_what_quantize_takes(capsys: pytest.CaptureFixture[str]) -> No
     assert "less bytes than floating point" in shown.out
     assert "wrote recipe.yaml, calibration.json, search.json, a.html, a.md, a.csv" in shown.out
     assert "search: sensitivities: 8/8" in shown.err
+    words = "--recipe recipe.yaml --calibration calibration.json --out quantised"
+    assert f"next: pyquant quantize toy_search:build {words}" in shown.out
     record = load_record("search.json", SearchReport)
     assert record.plan.drop is not None
     assert record.plan.drop <= 0.05
@@ -81,6 +86,20 @@ def test_a_recipe_gives_defaults_and_its_training_goes_on() -> None:
     assert found.qat.optimizer == "adamw"
     # a plan without static layers writes a file without ranges: the command that follows names it
     assert main(["quantize", *QUANTIZE, "--out", "all_dynamic"]) == 0
+
+
+def test_a_plan_of_floats_says_that_there_is_nothing_to_quantise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "--formats", "float", "int4", "--max-loss", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "every layer in floating point: there is nothing to quantise" in shown
+    assert "pyquant quantize" not in shown
+    assert main(["quantize", *QUANTIZE, "--out", "quantised"]) == 2
+    assert "'--recipe': got recipe.yaml, which leaves every layer in floating point" in capsys.readouterr().err
+
+
+def test_an_eval_function_without_a_number_is_called_by_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "--eval", "toy_search:not_a_number"]) == 2
+    assert "argument '--eval': got nan" in capsys.readouterr().err
 
 
 def test_limits_without_a_metric() -> None:
