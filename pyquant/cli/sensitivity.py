@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from itertools import islice
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.models import MODEL_HELP, load_batches, load_eval, model_factory, usual_batches
 from pyquant.cli.options import add_formats, formats_of
 from pyquant.cli.progress import ProgressBar
+from pyquant.core import arguments
 from pyquant.core.names import OUTPUT_METRICS
 from pyquant.core.registry import SCORERS
 from pyquant.errors import ArgumentError
@@ -59,8 +61,10 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.mixed_precision.choices.switchable import SwitchableModel
     from pyquant.mixed_precision.latency.measure import load_latency
     from pyquant.mixed_precision.loss.sensitivity import cost_of, sensitivity
-    from pyquant.report.sensitivity import groups_table
+    from pyquant.report.sensitivity import baselines_table, groups_table
 
+    if args.max_drop is not None:
+        arguments.number("--max-drop", args.max_drop, 0, infinite=True)
     formats, mode = formats_of(args.formats), _MODES[args.mode]
     factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)()
     SCORERS.find(args.metric, "--metric")  # after the module of the model, which may register it
@@ -71,6 +75,11 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("--by", "'task'", "'loss', or an --eval function")
     held_out = None if args.held_out is None else list(load_batches(args.held_out, "--held-out", args.model)())
     data, count = usual_batches(data, args.batches)
+    if args.batches is not None:
+        arguments.whole("--batches", count, 1)
+        data = list(islice(data, count))
+        if len(data) < count:
+            raise ArgumentError("--batches", f"{count}", f"at most {len(data)}, the batches that the data has")
     model = factory()
     cost = cost_of(
         model,
@@ -109,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
             journal=args.journal,
             latency=latency,
         )
+    if report.task is not None:
+        print(baselines_table(report), end="\n\n")  # the float model's metric, which all others are compared with
     print(groups_table(report))
     if args.max_drop is not None:
         _print_skips(report, args.max_drop, args.by)

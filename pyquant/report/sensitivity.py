@@ -81,7 +81,7 @@ def to_markdown(record: SensitivityReport) -> str:
     parts = [
         f"# Sensitivity of {record.model}: {record.metric}, {record.mode.replace('_', ' ')}",
         f"{summary} Losses in {record.unit}, scored on {record.scored_on}. Cost: {record.cost.line()}.",
-        _baselines(record),
+        baselines_table(record),
         "## Groups, the most sensitive first",
         groups_table(record),
     ]
@@ -127,7 +127,8 @@ def short(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _baselines(record: SensitivityReport) -> str:
+def baselines_table(record: SensitivityReport) -> str:
+    """What the model has with everything in one format, as far as it is known; '' where that is nothing."""
     losses = ["0", *map(short, record.uniform[1:])]
     columns: dict[str, Sequence[str]] = {"everything in": record.formats, "loss": losses}
     if record.task is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -79,6 +80,8 @@ def test_the_users_metric_decides_about_the_skip_list(capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "skip for W4A8Dynamic(group_size=8), measured drop of the rest <= 1 (metric): nothing" in out
     assert "calls of eval_fn" in out.splitlines()[0]
+    assert re.search(r"everything in +\| loss +\| metric", out)
+    assert re.search(r"fp32 +\| +0 +\| +1 ", out)  # agreement of the float model with itself
     assert main([*WORDS, "--metric", "eval", "--eval", "toy_net:accuracy", "--lower-is-better"]) == 0
 
 
@@ -94,7 +97,10 @@ def test_errors_name_the_argument(capsys: pytest.CaptureFixture[str]) -> None:
         ("--batches 9", "argument '--batches': got 9"),
     ):
         assert main([*WORDS, *words.split()]) == 2, words
-        assert text in capsys.readouterr().err
+        shown = capsys.readouterr()
+        assert text in shown.err
+        if words.startswith(("--max-drop", "--batches")):
+            assert shown.out == "", words  # before the cost is told, and anything measured
     Path("j.jsonl").write_text("{}\n")
     assert main([*WORDS, "--journal", "j.jsonl"]) == 1
     assert "j.jsonl" in capsys.readouterr().err
