@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -112,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     if Path(args.path).is_dir():
         copy_companions(args.path, args.out)
     print_kinds(model)
-    print(f"{what} -> {args.out}; check it with: pyquant verify {args.out}")
+    print(f"{what} -> {args.out}; check it with: pyquant verify {shlex.quote(args.out)}")
     return 0
 
 

@@ -7,12 +7,14 @@ import time
 from typing import Any
 
 _LINE_EVERY_S = 5.0
+_FEW = 4  # steps, each of which has a line
 
 
 class ProgressBar:
     """Counts steps of a known total.
 
-    On a terminal with tqdm installed a bar; otherwise a line at the start, at the end, and at most every five seconds.
+    On a terminal with tqdm installed a bar; otherwise a line for each of a few steps; of more at the start, at the end,
+    and at most every five seconds.
 
     Example:
         >>> with ProgressBar("layers", total=2) as progress:
@@ -30,7 +32,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.set_postfix_str(what, refresh=False)
             self._bar.update(1)
-        elif self.done == self.total or time.monotonic() - self._last >= _LINE_EVERY_S:
+        elif self.total <= _FEW or self.done == self.total or time.monotonic() - self._last >= _LINE_EVERY_S:
             self._last = time.monotonic()
             print(f"{self.label}: {self.done}/{self.total} {what}".rstrip(), file=sys.stderr, flush=True)
 
@@ -63,6 +65,8 @@ class Stages:
         if what != self._what:
             self.close()
             self._what, self._shown = what, ProgressBar(f"{self._label}: {what}", max(done, total))
+        while self._shown is not None and self._shown.done < done - 1:  # a stage that goes on after another
+            self._shown.done += 1
         if self._shown is not None and self._shown.done < done:
             self._shown.step()
 

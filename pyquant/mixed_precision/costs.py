@@ -11,6 +11,7 @@ from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.report.records.float_format import alike
 from pyquant.report.records.latency import LatencyTable
+from pyquant.report.records.search import SHOWN
 
 Rows = list[list[float]]
 
@@ -24,6 +25,11 @@ class CostTable:
     table: Rows
     base: float = 0.0
     pairs: list[Rows] | None = None
+
+    def text(self, value: float) -> str:
+        """A cost with its unit, as tables of a report have it."""
+        by, unit = SHOWN.get(self.unit, (1.0, self.unit))
+        return f"{value / by:.4g} {unit}"
 
 
 def objective(name: str) -> Callable[[Callable[..., CostTable]], Callable[..., CostTable]]:

@@ -112,7 +112,7 @@ class Search:
                 quality=quality,
                 times=self._times(ledger, problem, feasible, losses),
                 feasible=feasible,
-                dropped=drop_slower(problem, self.options.never_slower_margin)[1],
+                dropped=drop_slower(problem, self.options.never_slower_margin, costs.text)[1],
                 counts=ledger.counts,
                 settings=settings,
                 has_task=self.task is not None,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from pyquant.report.records.search import SearchedPoint, SearchReport
+from pyquant.report.records.search import SHOWN, SearchedPoint, SearchReport
 from pyquant.report.records.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
 from pyquant.report.render import bullets, page, section, table
 from pyquant.report.trade_off import FORMATS as trade_off_forms
@@ -75,7 +75,7 @@ def plan_table(report: SearchReport) -> str:
 
 def _scale(unit: str) -> tuple[float, str]:
     """By what costs are divided in tables, and the unit's name then."""
-    return {"us": (1e3, "ms"), "bytes": (1e6, "MB")}.get(unit, (1.0, unit))
+    return SHOWN.get(unit, (1.0, unit))
 
 
 def _row(report: SearchReport, p: SearchedPoint, base: SearchedPoint) -> list[str]:

@@ -159,8 +159,14 @@ def example():
 def test_progress_goes_to_stderr_only(capsys: pytest.CaptureFixture[str]) -> None:
     quantize("--scheme", "W8A8Dynamic")
     captured = capsys.readouterr()
-    assert "quantize: 1/3" in captured.err
+    for step in ("1/3 building the model", "2/3 quantising", "3/3 saving"):
+        assert f"quantize: {step}" in captured.err
     assert "quantize: 1/3" not in captured.out
+
+
+def test_the_command_that_comes_next_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", MODEL, "--scheme", "W8A8Dynamic", "--out", "a folder"]) == 0
+    assert "check it with: pyquant verify 'a folder'" in capsys.readouterr().out
 
 
 def test_verify_finds_a_flipped_bit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

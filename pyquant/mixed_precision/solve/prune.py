@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,9 @@ class Dropped:
     reason: str
 
 
-def drop_slower(problem: SearchProblem, margin: float = 0.01) -> tuple[SearchProblem, tuple[Dropped, ...]]:
+def drop_slower(
+    problem: SearchProblem, margin: float = 0.01, text: Callable[[float], str] = "{:g}".format
+) -> tuple[SearchProblem, tuple[Dropped, ...]]:
     """The problem without options that cannot pay. -> (problem, what was dropped).
 
     Dropped is what, whatever formats the neighbours have (conversions count),
@@ -28,6 +31,8 @@ def drop_slower(problem: SearchProblem, margin: float = 0.01) -> tuple[SearchPro
     and has no less of anything that a constraint limits: limits come before this preference.
     The second rule never removes a point of the front, only copies of equal points; the first one gives up what is
     within the margin of a measurement. The first format is dropped by the second rule only where it is kept: never.
+
+    text(cost) writes costs in reasons.
 
     Example:
         >>> problem = SearchProblem(("a",), ("fp32", "int8", "int4"), loss=[[0, 1, 2]], cost=[[8, 5, 7.99]])
@@ -43,7 +48,7 @@ def drop_slower(problem: SearchProblem, margin: float = 0.01) -> tuple[SearchPro
         changed = False
         for g in range(len(problem.groups)):
             for f in range(1, len(problem.formats)):
-                reason = _reason(problem, mask, g, f, margin) if mask[g, f] else None
+                reason = _reason(problem, mask, g, f, margin, text) if mask[g, f] else None
                 if reason is not None:
                     mask[g, f] = False
                     dropped.append(Dropped(problem.groups[g], problem.formats[f], reason))
@@ -51,7 +56,9 @@ def drop_slower(problem: SearchProblem, margin: float = 0.01) -> tuple[SearchPro
     return problem.with_(allowed=mask), tuple(dropped)
 
 
-def _reason(problem: SearchProblem, mask: Mask, g: int, f: int, margin: float) -> str | None:
+def _reason(
+    problem: SearchProblem, mask: Mask, g: int, f: int, margin: float, text: Callable[[float], str]
+) -> str | None:
     names, first = problem.formats, float(problem.cost[g, 0])
     for other in np.flatnonzero(mask[g]):
         if other == f or any(c.table[g, f] < c.table[g, other] for c in problem.constraints):
@@ -59,7 +66,7 @@ def _reason(problem: SearchProblem, mask: Mask, g: int, f: int, margin: float) -
         cost = _difference(problem, mask, "cost", g, f, int(other)).min()
         if other == 0 and cost > -margin * first:
             ours = float(problem.cost[g, f])
-            return f"costs {ours:g} and more where {names[0]} costs {first:g}: not faster by {margin * 100:g} %"
+            return f"costs {text(ours)} and more where {names[0]} costs {text(first)}: not faster by {margin * 100:g} %"
         loss = _difference(problem, mask, "loss", g, f, int(other)).min()
         if cost >= 0 and loss >= 0 and (cost > 0 or loss > 0 or other < f):
             return f"costs and loses no less than {names[other]}"

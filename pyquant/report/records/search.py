@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from pyquant.report.records.float_format import renamed, with_note
 from pyquant.report.records.record import record
+
+# By what costs are divided in tables, and the unit's name then.
+SHOWN: Final = {"us": (1e3, "ms"), "bytes": (1e6, "MB")}
+_NAMES: Final = {"us": "latency"}
 
 
 @dataclass(frozen=True)
@@ -115,5 +120,6 @@ class SearchReport:
             return f"{base}, as the model has it"
         share = group.cost[name] / max(group.cost[base], 1e-300)
         return (
-            f"{'' if format else name + ', '}{share:.2f} x the {self.cost_unit} of {base}, loses {group.loss[name]:.3g}"
+            f"{'' if format else name + ', '}{share:.2f} x the {_NAMES.get(self.cost_unit, self.cost_unit)} of {base}, "
+            f"loses {group.loss[name]:.3g}"
         )
