@@ -41,7 +41,7 @@ def _made(name: str, make: Callable[[Path], object]) -> Path:
 
 def engine_folder() -> Path:
     """Every object file and the library without a bug, compiled once for all bugs."""
-    return _made("cpu_engine_objects", engine.compile_all)
+    return _made("cpu_engine_objects", engine.compile_for_edits)
 
 
 def precompiled(flags: Sequence[str]) -> tuple[str, ...]:
@@ -77,7 +77,8 @@ def edit_engine(*edits: tuple[str, str, str]) -> Plant:
                     text = text.replace(old, new)
                 (folder / "cpu" / file).write_text(text)
             sources = sorted((folder / "cpu").glob("*.cpp")) or [engine.ROOT / "csrc/cpu/linear.cpp"]
-            flags = (f"-I{folder}", _AS_WRITTEN, *precompiled((*engine.FLAGS, _AS_WRITTEN)))
+            includes = (f"-I{folder}", f"-I{engine_folder() / 'include'}")
+            flags = (*includes, _AS_WRITTEN, *precompiled((*engine.FLAGS, _AS_WRITTEN)))
             changed = [engine.compile_one(source, folder, flags) for source in sources]
             names = {path.name for path in changed}
             # first what has the bug: of an inline function that several files hold, the first one's is linked
