@@ -23,12 +23,15 @@ import problems
 import pytest
 import torch
 from children import Interrupter, die, die_half_way, fork, wait
+from sample import sampled
 
 from pyquant.errors import CheckpointError
 from pyquant.io import load_checkpoint, read_manifest, save_checkpoint
 
 # Few for every change, besides those at each call, which find what is wrong at any one place.
-KILLS = [50, pytest.param(200, marks=pytest.mark.nightly)]
+KILLS = [30, pytest.param(200, marks=pytest.mark.nightly)]
+# Every other call, from the first or the second on; at night both.
+EVERY_OTHER = pytest.mark.parametrize("first", sampled(range(2), 1, "calls"))
 MODELS = [checkpoints.sample(seed) for seed in (0, 1)]
 WHOLE = [checkpoints.contents(*model) for model in MODELS]
 
@@ -113,15 +116,16 @@ def _count_calls(directory: Path, which: int) -> int:
     return counter.calls
 
 
+@EVERY_OTHER
 @pytest.mark.parametrize("act", [die, die_half_way], ids=["before", "half way"])
-def test_killed_at_each_call_while_overwriting(act: Callable[..., Any], tmp_path: Path) -> None:
+def test_killed_at_each_call_while_overwriting(act: Callable[..., Any], first: int, tmp_path: Path) -> None:
     template = tmp_path / "template"
     _save(template, 0)
     shutil.copytree(template, tmp_path / "count")
     calls = _count_calls(tmp_path / "count", 1)
     assert calls > 30
     states, others = [], set()
-    for k in range(calls):
+    for k in range(first, calls, 2):
         directory = tmp_path / f"at{k}"
         shutil.copytree(template, directory)
 
@@ -132,16 +136,17 @@ def test_killed_at_each_call_while_overwriting(act: Callable[..., Any], tmp_path
         accept.t0(wait(fork(work)), -signal.SIGKILL)
         states.append(_state(directory))
         others.add(_check_for_other_readers(directory))
-        _check_next_save(directory, k % 2)
+        _check_next_save(directory, k // 2 % 2)
         shutil.rmtree(directory)
     accept.t0(states, sorted(states))  # old up to one instant, new from then on
     accept.t0((set(states), others), ({0, 1}, {"old or new", "nothing"}))
 
 
-def test_killed_at_each_call_of_the_first_save(tmp_path: Path) -> None:
+@EVERY_OTHER
+def test_killed_at_each_call_of_the_first_save(first: int, tmp_path: Path) -> None:
     calls = _count_calls(tmp_path / "count", 1)
     states = []
-    for k in range(calls):
+    for k in range(first, calls, 2):
         directory = tmp_path / f"at{k}"
 
         def work(directory: Path = directory, k: int = k) -> None:
@@ -161,7 +166,9 @@ def test_killed_at_each_call_of_the_first_save(tmp_path: Path) -> None:
     accept.t0((states, set(states)), (sorted(states), {-1, 1}))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "number", sampled([errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT], 1, "errors", always=[errno.ENOSPC])
+)
 def test_every_failing_call_is_our_error_and_leaves_a_whole_checkpoint(number: int, tmp_path: Path) -> None:
     def fail(name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise OSError(number, os.strerror(number))
@@ -185,7 +192,7 @@ def test_every_failing_call_is_our_error_and_leaves_a_whole_checkpoint(number: i
     accept.t0((states, set(states)), (sorted(states), {0, 1}))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, SystemExit])
+@pytest.mark.parametrize("error", sampled([KeyboardInterrupt, MemoryError, SystemExit], 1, "exceptions"))
 def test_an_exception_at_any_call_passes_through_and_is_tidied_up(error: type[BaseException], tmp_path: Path) -> None:
     def fail(name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise error

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from block_nets import WIDTH, Between, Block, Cross, Decoder, Images, Skips, forwards, sequences
+from sample import sampled
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -36,6 +37,16 @@ IMPROVERS: dict[str, Callable[..., dict[str, Any]]] = {
     "act_order": partial(gptq_, act_order=True, correct_targets=False),
     "bias": bias_correction_,
 }
+PAIRS = [f"{improver} of {what}" for improver in IMPROVERS for what in MODELS]
+# Every model and every improver in each run.
+ALWAYS = [
+    "gptq of decoder",
+    "gptq of encoder and decoder",
+    "act_order of images",
+    "act_order of skips",
+    "bias of decoder without ends",
+    "bias of dynamic",
+]
 
 
 def simulating(what: str) -> tuple[nn.Module, list[Tensor]]:
@@ -63,13 +74,13 @@ def every_judge_accepts(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("every_judge_accepts")
-@pytest.mark.parametrize("what", MODELS)
-@pytest.mark.parametrize(("improver", "on_disk"), [("gptq", True), ("act_order", False), ("bias", False)])
-def test_equal_to_the_bit_to_the_whole_model_way(improver, what, on_disk, tmp_path) -> None:
+@pytest.mark.parametrize("pair", sampled(PAIRS, 1, "improvers of models", always=ALWAYS))
+def test_equal_to_the_bit_to_the_whole_model_way(pair, tmp_path) -> None:
+    improver, _, what = pair.partition(" of ")
     whole, data = simulating(what)
     by_blocks, seen = copy.deepcopy(whole), []
     want = IMPROVERS[improver](whole, data, 4, blocks=None)
-    cache = tmp_path if on_disk else None
+    cache = tmp_path if improver == "gptq" else None
     found = IMPROVERS[improver](by_blocks, data, 4, progress=lambda *step: seen.append(step), cache=cache)
     assert list(found) == list(want)
     assert [(done, total) for done, total, _ in seen] == [(i + 1, STAGES[what]) for i in range(STAGES[what])]
@@ -118,7 +129,7 @@ def test_the_cost_is_linear_in_the_depth() -> None:
         gptq_(model, sequences(2, rows=1), 2, **options)
         return forwards(model)
 
-    assert cost(64) <= 1.1 * 64 / 8 * cost(8)
+    assert cost(24) <= 1.1 * 24 / 8 * cost(8)
     assert cost(8, blocks=None) > 3 * cost(4, blocks=None)  # so that the count can fail
 
 
@@ -162,11 +173,11 @@ def test_peak_memory_is_one_block_and_its_inputs(tmp_path) -> None:
         return live.peak
 
     parameters = 4 * sum(p.numel() for p in Block(width).parameters())
-    deep, shallow = peak(8, save_to=tmp_path / "8"), peak(3, save_to=tmp_path / "3")
-    assert deep - shallow <= 5 * 1.15 * parameters  # and scales, which are fixed from here on
+    deep, shallow = peak(4, save_to=tmp_path / "4"), peak(2, save_to=tmp_path / "2")
+    assert deep - shallow <= 2 * 1.15 * parameters  # and scales, which are fixed from here on
     # ten float64 matrices of the widest layer's inputs (moments, their factors), and a block besides the model
     assert shallow <= 4 * parameters + 10 * 8 * (2 * width) ** 2
-    assert peak(8) - peak(3) > 5 * 1.5 * parameters  # all is kept to undo it: the measure can fail
+    assert peak(4) - peak(2) > 2 * 1.5 * parameters  # all is kept to undo it: the measure can fail
 
 
 def test_on_an_error_everything_is_as_before(monkeypatch) -> None:
