@@ -65,7 +65,7 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> Routed:
     return routed_model("W8A8Dynamic", monkeypatch)
 
 
-@pytest.mark.parametrize("scheme", BANKS)
+@pytest.mark.parametrize("scheme", sampled(BANKS, 2, "banks", always=["W8A8Dynamic", "W4A16(group_size=16)"]))
 def test_experts_are_part_of_the_graph(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their numbers of rows are read when they run: no break, and no routing or number of tokens compiles again."""
     compiled = Compiled(routed_model(scheme, monkeypatch, bias=scheme in ("W8A16", "W8A8Dynamic")))

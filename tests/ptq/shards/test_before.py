@@ -17,6 +17,7 @@ import pytest
 import torch
 from float_files import Stop, built, contents, empty, killed_in_a_write, stopping_after, written
 from safetensors.torch import save_file
+from sample import sampled
 from torch import Tensor, nn
 
 import pyquant
@@ -124,7 +125,7 @@ def test_all_that_quantize_knows_are_known_in_its_order() -> None:
     assert tuple(STEPS) == parted(NAMES)[0]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sampled(list(CASES), 3, "before", always=["all"]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_files_are_equal_to_those_of_the_whole_model(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
     if dtype != torch.float32 and case not in ("all", "search_scales"):
@@ -190,7 +191,7 @@ def test_it_goes_on_wherever_it_was_stopped(tmp_path: Path) -> None:
     assert not (tmp_path / "files.unfinished").exists()
 
 
-@pytest.mark.parametrize("writes", [4, 17, 26])
+@pytest.mark.parametrize("writes", sampled([4, 17, 26], 1, "writes"))
 def test_after_a_kill_in_the_middle_of_a_write(writes: int, tmp_path: Path, threads: Callable[[int], None]) -> None:
     threads(1)  # as many as a fork has
     written(tmp_path / "float", built(Net))

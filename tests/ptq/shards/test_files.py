@@ -18,6 +18,7 @@ import torch
 from block_nets import Between, Cross, Decoder, Skips, sequences
 from float_files import Stop, built, contents, empty, killed_in_a_write, stopping_after, written
 from safetensors.torch import save_file
+from sample import sampled
 from torch import Tensor, nn
 
 import pyquant
@@ -102,7 +103,7 @@ def _quiet():
         yield
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sampled(list(CASES), 3, "files", always=["all", "tied", "recipe"]))
 def test_files_are_equal_to_those_of_the_whole_model(case: str, tmp_path: Path) -> None:
     make, config, options = CASES[case]
     path = written(tmp_path / "float", built(make))
@@ -196,7 +197,7 @@ def test_it_goes_on_wherever_it_was_stopped(tmp_path: Path) -> None:
     assert not (tmp_path / "files.unfinished").exists()
 
 
-@pytest.mark.parametrize("writes", [2, 9, 15, 21])
+@pytest.mark.parametrize("writes", sampled([2, 9, 15, 21], 1, "writes"))
 def test_after_a_kill_in_the_middle_of_a_write(writes: int, tmp_path: Path, threads: Callable[[int], None]) -> None:
     threads(1)  # as many as a fork has
     written(tmp_path / "float", built(partial(Decoder, 2)))
