@@ -125,7 +125,7 @@ def test_what_is_marked_is_explained_and_no_column_is_cut_off(tab: Page, tmp_pat
     path = tmp_path / "chosen.html"
     path.write_text(to_html(replace(made, points=points)), encoding="utf-8")
     tab.open(path)
-    legend = tab.run("return [...document.querySelectorAll('#legend i')].map(s => s.textContent)")
+    legend = tab.run("return [...document.querySelectorAll('#legend em')].map(s => s.textContent)")
     assert [text.split()[0] for text in legend] == ["front:", "chosen"]
     assert tab.run("return [...document.querySelectorAll('#rows tr.chosen')].map(r => +r.dataset.i)") == [7]
     assert "chosen" in tab.text("#rows tr.chosen td:last-child")
