@@ -4,9 +4,9 @@
 
 namespace ptxsim {
 
-// What a thread has at launch where setmaxnreg moves registers later, as ptxas 13 gives it: what the CTAs that the kernel
-// is declared for leave it, in eights, but no more than any setmaxnreg asks for. 0 where the kernel does not say how many
-// threads and CTAs: ptxas ignores setmaxnreg there (its note C7508).
+// What a thread has at launch where setmaxnreg moves registers later, as ptxas 13 gives it: what the CTAs that the
+// kernel is declared for leave it, in eights, but no more than any setmaxnreg asks for. 0 where the kernel does not say
+// how many threads and CTAs: ptxas ignores setmaxnreg there (its note C7508).
 static u32 launchRegs(const Program& p) {
   auto count = [](const int* n) { return n[0] * n[1] * n[2]; };
   const Function& f = *p.fn;

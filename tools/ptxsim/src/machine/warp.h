@@ -118,7 +118,7 @@ struct CTA {
   std::vector<Warp*> warps;
   u32 liveWarps = 0;
   Barrier bar[16];
-  u32 freeRegs = 0;  // that setmaxnreg.dec gave back: of a thread, summed over warps
+  u32 freeRegs = 0;      // that setmaxnreg.dec gave back: of a thread, summed over warps
   std::vector<u8> init;  // shared bytes ever written (CHECK)
 };
 
