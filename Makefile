@@ -15,8 +15,7 @@ TORCH ?= torch==2.13.0
 PYTHON ?= python3
 VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
 PY := $(VENV)/bin/python
-# Python compiles what is imported when it is: most of what is installed never is.
-PIP := env PIP_NO_COMPILE=1 $(PY) -m pip --disable-pip-version-check -q
+PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml pyquant/ops/schema.py $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
