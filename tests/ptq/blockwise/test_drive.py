@@ -120,7 +120,8 @@ def test_a_wrong_input_of_a_block_would_be_seen(monkeypatch) -> None:
     assert differing(whole, by_blocks)
 
 
-def test_the_cost_is_linear_in_the_depth() -> None:
+@pytest.mark.parametrize("deep", [24, pytest.param(64, marks=pytest.mark.nightly)])
+def test_the_cost_is_linear_in_the_depth(deep: int) -> None:
     """In blocks that ran, with layers in front of the blocks and behind them, and everything tried for each layer."""
 
     def cost(depth: int, **options: Any) -> int:
@@ -129,7 +130,7 @@ def test_the_cost_is_linear_in_the_depth() -> None:
         gptq_(model, sequences(2, rows=1), 2, **options)
         return forwards(model)
 
-    assert cost(24) <= 1.1 * 24 / 8 * cost(8)
+    assert cost(deep) <= 1.1 * deep / 8 * cost(8)
     assert cost(8, blocks=None) > 3 * cost(4, blocks=None)  # so that the count can fail
 
 
