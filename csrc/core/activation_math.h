@@ -115,7 +115,13 @@ PYQ_HD inline float silu_tail(float half) {
 // where the tail means nothing, and for NaN it is x itself or -0.
 PYQ_HD inline float times_tail(float x, float a, float limit, float tail) {
   const float base = x < 0.f ? -0.f : x;
-  return a < limit ? ffma(-a, tail, base) : base;
+  float product = ffma(-a, tail, base);
+#if defined(__CUDA_ARCH__)
+  // The compiler would make a branch of the choice and put all of the tail behind it: element by element, one
+  // operation waiting for the other.
+  asm("" : "+f"(product));
+#endif
+  return a < limit ? product : base;
 }
 
 }  // namespace activation_detail

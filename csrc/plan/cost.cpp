@@ -23,6 +23,9 @@ constexpr double kEpilogueSteps = 12, kStraightSteps = 8.8, kSwappedSteps = 11.3
 // highest clock (0.71 where 0.7 ms of int8 are multiplied, 0.87 where 15 us are).
 constexpr double kReached = 0.88, kWgmmaReached = 0.82;
 constexpr double kStoredBytes = 24;  // by an epilogue to L2, a clock and multiprocessor, while all of them store
+// A step of eight sums a thread in the general epilogue of wgmma kernels, where the ends of N may go (store90.cuh): 544
+// us for 802816 x 16 x 16 in tiles of 128 x 128, pingpong.
+constexpr double kGeneralStepClocks = 2600;
 // int4 weights of wgmma: a step of 128 codes is loaded, widened into registers and waited for one after another, in 440
 // to 570 clocks at 16 to 64 tokens, under which no multiplication falls.
 constexpr double kWidenedStepClocks = 440;
@@ -34,10 +37,10 @@ constexpr double kMmaGroupWaitClocks = 900;
 // Integer weights under floats by wgmma: a step of 128 codes (int4, int8), and for each token of the tile. The tensor
 // cores take 8 of the latter; the former is what weights wait for, one after another, between loads and products.
 constexpr double kInt4StepClocks = 1130, kInt8StepClocks = 1290, kStepTokenClocks = 7.6;
-// The same where the warps that multiply widen int4 weights in their registers, steps of 256 codes: nothing is measured
-// yet. Integer instructions for a weight, counted in machine code (tests/gpu/test_step_budgets.py); the end of a
-// product as that of a group above.
-constexpr double kRegisterSteps = 1.8;
+// The same where the warps that multiply widen int4 weights in their registers, steps of 256 codes. Integer
+// instructions for a weight, counted in machine code (tests/gpu/test_step_budgets.py), and what the end of a product of
+// 128 codes adds: measured, tiles of 16 to 128 tokens take 7.6 to 13.3 clocks a code.
+constexpr double kRegisterSteps = 1.8, kProductWaitClocks = 480;
 // Sums of stream-K: once, for every further block of a tile, and of a tile's float32 bytes a clock. Products of 1 to
 // 256 tokens whose tiles two to four blocks share take 4 to 7 us more than their steps.
 constexpr double kStreamMeetUs = 1.3, kStreamLinkUs = 0.8, kFixupBytes = 10;
@@ -49,6 +52,7 @@ enum class Split { none, blocks, stream };  // how K is divided: not at all, amo
 // A row's words, read once.
 struct Plan {
   bool swapped = false, pingpong = false, persistent = false;
+  double threads = 256;  // of wgmma kernels: that share the outputs of a tile
   Split split = Split::none;
 
   explicit Plan(const Row& row) {
@@ -56,6 +60,7 @@ struct Plan {
     swapped = has("swapped");
     pingpong = has("pingpong");
     persistent = row.facts().engine == Engine::wgmma;
+    if (pingpong || has("plain")) threads = 128;
     split = has("streamk") ? Split::stream : (has("splitk") ? Split::blocks : Split::none);
   }
 };
@@ -86,7 +91,7 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
   const double clocks = std::max(multiply, shared / kSharedBytes) / (is_wgmma ? kWgmmaReached : kReached);
   if (is_wgmma && is_weight_only(p) && row.tile_k == 256) {
     const double product = p.group_size > 0 ? std::min<double>(static_cast<double>(p.group_size), 128) : 128;  // codes
-    return overlapped(clocks, kRegisterSteps * n / kLanes) + kGroupWaitClocks / product;
+    return overlapped(clocks, kRegisterSteps * n / kLanes) + kProductWaitClocks / product;
   }
   if (is_wgmma && is_weight_only(p)) {
     const double groups =
@@ -117,6 +122,19 @@ double epilogue_us(const Row& row, const Plan& plan, const GemmProblem& p, const
   const double steps = is_counted ? (plan.swapped ? kSwappedSteps : kStraightSteps) : kEpilogueSteps;
   const double stored = is_counted ? kStoredBytes * chip.clocks_per_us : chip.port_bytes_per_us;
   return outputs * steps / 128 / chip.clocks_per_us + bytes_of(outputs, p.out) / stored;
+}
+
+// Microseconds that the tiles over the last column of N add where wgmma kernels have no straight-line epilogue for
+// them; main_us: of a tile's main loop, under which pingpong hides as much of another tile's epilogue.
+double general_us(const Row& row, const Plan& plan, const GemmProblem& p, double stored, double main_us,
+                  const Chip& chip) {
+  if (row.facts().engine != Engine::wgmma) return 0;
+  const double sums = double{1} * row.tile_m * row.tile_n / plan.threads;  // of a thread
+  const bool is_general = plan.swapped ? p.n % 16 != 0 : p.n % row.tile_n != 0 && (p.n % 16 != 0 || sums > 64);
+  if (!is_general) return 0;
+  const double tiles = plan.swapped ? stored : stored / static_cast<double>(ceil_div(p.n, row.tile_n));
+  const double one = sums / 8 * kGeneralStepClocks / chip.clocks_per_us;
+  return tiles * (plan.pingpong ? std::max(0.0, one - main_us) / 2 : one);
 }
 
 // Stream-K's blocks add to a tile one after another, each to what the one before it left in L2: a chain of as many
@@ -206,7 +224,9 @@ CostTerms cost_terms(const Row& row, const GemmProblem& p, const DeviceInfo& dev
   t.latency = started * chip.latency_us;
   t.stores = exposed * epilogue_us(row, plan, p, chip);
   t.sums = w.sums_us;
-  t.arithmetic = w.waves * w.steps * row.tile_k * clocks_per_code(row, plan, p, chip, held) / chip.clocks_per_us;
+  const double step_us = row.tile_k * clocks_per_code(row, plan, p, chip, held) / chip.clocks_per_us;
+  t.arithmetic = w.waves * w.steps * step_us;
+  t.stores += general_us(row, plan, p, w.stored, w.steps * step_us, chip);
   t.loads = loads_us(row, p, w, device, chip);
   t.memory = main_memory_us(p, chip);
   return t;

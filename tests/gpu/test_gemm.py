@@ -70,9 +70,9 @@ def _multiple_up(value: int, multiple: int) -> int:
     return -(-max(value, 1) // multiple) * multiple
 
 
-def _shape(draw: Draw, row: dict[str, Any], plain: bool) -> tuple[int, int, int]:
+def _shape(draw: Draw, row: dict[str, Any], plain: bool, finished: bool) -> tuple[int, int, int]:
     """m, n, k: tails on every side of the tile, small sizes often. plain: one whole tile of channels at
-    least."""
+    least; finished: or a multiple of 16."""
     tile_m, tile_n, tile_k = row["tile"]
     m = draw.choice((1, 2, 7, 16, 33, 64, 65, 100, 130, tile_m, tile_m + 1, draw.integer(1, 130)))
     if row["m_max"]:
@@ -80,6 +80,8 @@ def _shape(draw: Draw, row: dict[str, Any], plain: bool) -> tuple[int, int, int]
     n = draw.choice((1, 3, 8, 24, 77, tile_n - 1, tile_n, tile_n + 9, draw.integer(1, 2 * tile_n)))
     if plain:
         n = draw.choice((tile_n, 2 * tile_n, tile_n + 16))
+    if finished:
+        n = draw.choice((16, max(16, tile_n - 16), tile_n, tile_n + 48))
     k = draw.choice((1, 15, 16, 33, tile_k, tile_k + 1, 3 * tile_k + 5, draw.integer(1, 7 * tile_k)))
     if row["schedule"] == "splitk":  # one share or many
         k = draw.choice((k, draw.integer(2, 12) * tile_k, draw.integer(18 * 128, 30 * 128)))
@@ -155,12 +157,14 @@ def experts_of_one_matrix(draw: Draw, m: int) -> tuple[int, Tensor]:
     return experts, ends
 
 
-def make_case(name: str, out: str, index: int, plain: bool = False) -> Case:
+def make_case(name: str, out: str, index: int, plain: bool = False, finished: bool = False) -> Case:
     """plain: with no more than zero points, scales and a bias, which most rows have straight-line code for; of three
-    indices one has no zero point, one has one, one has one a token."""
+    indices one has no zero point, one has one, one has one a token. finished: plain, then an activation, by index, and
+    a residual of 16 bits or none, which wgmma rows have straight-line code for."""
     row = ROWS[name]
-    draw = Draw(BASE_SEED, "gpu gemm" + " plain" * plain, name, out, index)
-    m, n, k = _shape(draw, row, plain)
+    draw = Draw(BASE_SEED, "gpu gemm" + " plain" * plain + " finished" * finished, name, out, index)
+    plain = plain or finished
+    m, n, k = _shape(draw, row, plain, finished)
     group_size, k = _group_size(draw, row, out, k)
     x_type = draw.choice(row["x"])
     w_type = x_type if x_type in row["w"] and len(row["x"]) == len(row["w"]) > 1 else draw.choice(row["w"])
@@ -201,7 +205,7 @@ def make_case(name: str, out: str, index: int, plain: bool = False) -> Case:
         problem["has_w_zero_point"] = True
         memory["w_zero_point"] = wzp if group_size else wzp[:, 0].contiguous()
     zero_points = ("absent", "scalar", "token")
-    zero_point = zero_points[index % 3] if plain else draw.choice(zero_points)
+    zero_point = zero_points[index % 3] if plain and not finished else draw.choice(zero_points)
     if not row["zero_point"]:
         zero_point = "absent"
     if zero_point != "absent":
@@ -232,13 +236,17 @@ def make_case(name: str, out: str, index: int, plain: bool = False) -> Case:
             call["w_scale"] = memory["w_scale"] = s if group_size else s[:, 0].contiguous()
         if draw.chance(0.6):
             call["bias"] = memory["bias"] = draw.normal(n)
-        residual = "absent" if plain else draw.choice(("absent", "f16", "bf16", "f32"))
+        residual = draw.choice(("absent", "f16", "bf16", "f32"))
+        if plain:
+            residual = draw.choice(("absent", "f16", "bf16")) if finished else "absent"
         if residual != "absent":
-            ldr = n + draw.choice((0, 0, 1, 8))
+            ldr = n + draw.choice((0, 8) if finished else (0, 0, 1, 8))
             r = draw.normal(m, ldr).to(DTYPES[residual])
             call["residual"], memory["residual"] = r[:, :n], r
             problem |= {"residual": residual, "ldr": ldr, "residual_align": _alignment(ldr * r.element_size())}
-        activation = "none" if plain else draw.choice(ACTIVATIONS)
+        activation = draw.choice(ACTIVATIONS)
+        if plain:
+            activation = ACTIVATIONS[index % len(ACTIVATIONS)] if finished else "none"
         call |= {"activation": activation, "clamp_min": -0.75, "clamp_max": 0.5}
         epilogue |= {"activation": activation, "clamp_min": -0.75, "clamp_max": 0.5}
     if out in ("s8", "s4"):
@@ -265,7 +273,7 @@ def make_case(name: str, out: str, index: int, plain: bool = False) -> Case:
     problem |= order | {"ldx": ldx, "ldo": ldo, "out_align": _alignment(ldo * BITS[out] // 8)}
     if row["x_align"] == 1:
         problem |= {"x_align": 1, "w_align": 1}
-    repeat = f"make_case({name!r}, {out!r}, {index}, {plain}) seed {BASE_SEED}"
+    repeat = f"make_case({name!r}, {out!r}, {index}, {plain}, {finished}) seed {BASE_SEED}"
     return Case(name, out, call, problem, epilogue, memory, repeat)
 
 
@@ -322,6 +330,20 @@ def test_row_with_no_more_than_zero_points_scales_and_a_bias_equals_the_specific
             case.memory["x_scale"][index % case.problem["m"]] = torch.nan
         if index % 2 == 1 and "w_scale" in case.memory and case.problem["x"] not in ("f16", "bf16"):
             case.memory["w_scale"].view(-1)[case.problem["n"] // 2] = (1e-40, 2.0**-122, 3e38)[index // 2 % 3]
+        compare(run(native, device, case), case.want(), case.repeat)
+        device.free()
+
+
+FINISHED_OUTPUTS = [(n, o) for n, o in ROW_OUTPUTS if "_sm90_" in f"_{n}" and o in ("f16", "bf16", "f32", "s8")]
+
+
+@pytest.mark.parametrize(("name", "out"), FINISHED_OUTPUTS, ids=[f"{n}-{o}" for n, o in FINISHED_OUTPUTS])
+def test_row_with_activations_and_residuals_of_16_bits_equals_the_specification(
+    native: Any, device: Memory, name: str, out: str
+) -> None:
+    """What the straight-line epilogue of wgmma rows stores besides, float32 and the ends of N among it."""
+    for index in shared_out(device, range(2 * len(ACTIVATIONS)), name, out, "finished"):
+        case = make_case(name, out, index, finished=True)
         compare(run(native, device, case), case.want(), case.repeat)
         device.free()
 

@@ -127,13 +127,24 @@ def _cluster(row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _counted(
-    native: Any, memory: Memory, counters: Any, row: dict[str, Any], out: str, zero_point: str = "", **epilogue: Any
+    native: Any,
+    memory: Memory,
+    counters: Any,
+    row: dict[str, Any],
+    out: str,
+    zero_point: str = "",
+    residual: str = "",
+    short: int = 0,
+    **epilogue: Any,
 ) -> Any:
     """The counters of one cluster of whole tiles: a block without outputs executes stores that store nothing.
 
     zero_point  '', 'scalar' or 'token'.
+    residual    '' or its type.
+    short       channels by which the last tile reaches over N.
     """
     m, n, k = _cluster(row)
+    n -= short
     w, x = row["w"][0], "s8" if "s8" in row["x"] else row["x"][0]
     bits = {"s4": 4, "s8": 8}.get(w, 16)
     problem = {
@@ -153,12 +164,15 @@ def _counted(
         "has_zero_point": bool(zero_point),
         "per_token_zero_point": zero_point == "token",
     }
+    if residual:
+        problem |= {"residual": residual, "ldr": n, "residual_align": 16}
     ones = {name: torch.ones(size) for name, size in (("x_scale", m), ("w_scale", n), ("bias", n), ("out_scale", 1))}
     blocked = problem["w_layout"] == "blocked128"
     zeros = {"x": m * k * (1 if x == "s8" else 2), "out": 4 * m * n}
     zeros["w"] = _blocked_bytes(native, row, n, k) if blocked else n * k * bits // 8
     zeros["workspace"] = native.workspace_bytes(row["name"], problem)
     zeros |= {"x_zero_point": 4 * m + 4, "w_sum": 4 * n} if zero_point else {}
+    zeros |= {"residual": 4 * m * n} if residual else {}
     operands = {name: memory.put(torch.zeros(size, dtype=torch.uint8)) for name, size in zeros.items()}
     operands |= {name: memory.put(values) for name, values in ones.items()}
     if zero_point:
@@ -172,10 +186,10 @@ def _counted(
 def test_the_plain_epilogue_keeps_its_budget(
     native: Any, plain_device: Memory, counters: Any, row: dict[str, Any], out: str
 ) -> None:
-    """Against the general form, which the same tile takes with an activation: relu adds one operation an output."""
+    """Against the general form, which the same tile takes with a residual of float32."""
     m, n, _ = _cluster(row)
     got = _counted(native, plain_device, counters, row, out)
-    general = _counted(native, plain_device, counters, row, out, activation="relu")
+    general = _counted(native, plain_device, counters, row, out, residual="f32")
     # A store is 32 lanes of 16 bytes; swapped, a warp holds 16 tokens (codes: 32) at a time, the last of them in part.
     at_once = 1 if not row["schedule"].startswith("swapped") else 32 if out == "s8" else 16
     bytes_out = -(-m // at_once) * at_once * n * (1 if out == "s8" else 2)
@@ -202,14 +216,13 @@ def test_a_zero_point_is_little_of_the_plain_epilogue(
     """An operation a sum, and what is loaded. On an H200 the general epilogue, where launches with a zero point went,
     took a third of a large product's time."""
     m, n, _ = _cluster(row)
-    tile = row["tile"][0] * row["tile"][1]
 
     def executed(zero_point: str) -> float:
         classes = _counted(native, plain_device, counters, row, out, zero_point)["classes"]
         return 32 * (sum(classes.values()) - classes.get("mov", 0)) / (m * n)
 
-    # Of a tile of 16 tokens half of the values are padding; of 64 x 64 a thread has 32, for as many loads a column.
-    assert executed("scalar") <= executed("") + (5 if m <= 16 else 3.25 if tile <= 64 * 64 else 3)
+    # Of a tile of 16 tokens half of the values are padding. Predicates of what may lie beyond N count in PTX.
+    assert executed("scalar") <= executed("") + (5 if m <= 16 else 4)
 
 
 # Of 8-bit activations. Those whose warps have 80 x 64 sums have no registers for it (csrc/cuda/gemm/sm80.cuh).
@@ -261,24 +274,41 @@ def test_the_plain_epilogue_of_mma_rows_keeps_its_budget(
 CURVES = {"gelu": 27, "gelu_tanh": 30, "silu": 26}
 
 
-@pytest.mark.parametrize("activation", CURVES)
+# What may follow a product's scales and bias -> instructions an output beside the plain epilogue, moves apart. A curve
+# also pays for its turn in a loop; a residual's words are exchanged between lanes as those of results are; float32 is
+# stored as it lies.
+FOLLOWING: dict[str, tuple[dict[str, Any], float]] = {
+    "relu": ({"activation": "relu"}, 2.5),
+    "clamp": ({"activation": "clamp", "clamp_min": -1.0, "clamp_max": 1.0}, 7.0),
+    **{name: ({"activation": name}, operations + 5.5) for name, operations in CURVES.items()},
+    "residual bf16": ({"residual": "bf16"}, 5.0),
+    "residual f16": ({"residual": "f16"}, 5.0),
+    "to float32": ({"out": "f32"}, 2.0),
+    "16 channels short": ({"short": 16}, 3.0),
+}
+
+
+@pytest.mark.parametrize("following", FOLLOWING)
 @pytest.mark.parametrize(
     "row",
     [row for row in WGMMA if row["name"] == "gemm_sm90_s8s8_64x128x128_c1x1_pingpong"],
     ids=lambda row: row["name"],
 )  # in every build; no warp of it waits in a loop for long
-def test_an_activation_costs_little_more_than_its_curve(
-    native: Any, plain_device: Memory, counters: Any, row: dict[str, Any], activation: str
+def test_what_follows_the_scales_costs_little_more_than_its_own_operations(
+    native: Any, plain_device: Memory, counters: Any, row: dict[str, Any], following: str
 ) -> None:
-    """The general epilogue about twice the plain one and the curve at most: instructions executed, moves apart."""
+    """On an H200 the general epilogue, where all of these went, took longer than the product that it finished."""
     m, n, _ = row["tile"]
+    options, more = FOLLOWING[following]
 
-    def executed(**epilogue: Any) -> float:
-        classes = _counted(native, plain_device, counters, row, "bf16", **epilogue)["classes"]
-        return 32 * (sum(classes.values()) - classes.get("mov", 0)) / (m * n)
+    def executed(**options: Any) -> float:
+        counted = _counted(native, plain_device, counters, row, **{"out": "bf16", **options})
+        assert counted["global_store"]["efficiency"] == 1.0
+        classes = counted["classes"]
+        return 32 * (sum(classes.values()) - classes.get("mov", 0)) / (m * (n - options.get("short", 0)))
 
-    plain, curved = executed(), executed(activation=activation)
-    assert curved <= 2 * plain + CURVES[activation] + 1, f"{curved:.1f} an output, {plain:.1f} without"
+    plain, got = executed(), executed(**options)
+    assert got <= plain + more, f"{got:.1f} an output, {plain:.1f} without"
 
 
 # Those whose blocks of 128 channels share their activations.

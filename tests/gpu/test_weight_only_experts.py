@@ -464,9 +464,10 @@ def test_a_bank_waits_for_nobody_and_gives_the_numbers_of_the_cpu(
         with torch.cuda.device(0):
             torch.cuda.set_sync_debug_mode("error")
             try:
-                got = [bank(*case).cpu() for case in on_gpu]
+                got = [bank(*case) for case in on_gpu]
             finally:
                 torch.cuda.set_sync_debug_mode("default")
+            got = [one.cpu() for one in got]
     for one, wanted in zip(got, want, strict=True):
         torch.testing.assert_close(
             one, wanted, rtol=2**-5, atol=2**-6 * float(wanted.abs().max()) if len(wanted) else 0

@@ -259,7 +259,8 @@ def loop_with(listing: list[Line], part: str, count: int) -> list[Line]:
 
 def busiest_way(listing: list[Line], weight: Callable[[str], int]) -> tuple[int, int]:
     """Of the ways forward from the first instruction to any other, one that gathers the most weight: its weight, and
-    the instructions of the shortest such way, branches counted, taken or not."""
+    the instructions of the shortest such way, branches counted, taken or not. A jump to a place that is computed leads
+    nowhere."""
     at = {line.address: index for index, line in enumerate(listing)}
     reached: dict[int, tuple[int, int]] = {0: (0, 0)}  # weight, instructions so far, negative
     best = (0, 0)
@@ -269,7 +270,7 @@ def busiest_way(listing: list[Line], weight: Callable[[str], int]) -> tuple[int,
         gathered, steps = reached[index]
         here = (gathered + weight(line.operation), steps - 1)
         best = max(best, here)
-        next_ones = [] if line.operation in ("BRA", "EXIT") and not line.is_guarded else [index + 1]
+        next_ones = [] if line.operation in ("BRA", "BRX", "EXIT") and not line.is_guarded else [index + 1]
         if line.operation == "BRA" and line.target is not None:
             next_ones.append(at.get(line.target, 0))
         for after in next_ones:

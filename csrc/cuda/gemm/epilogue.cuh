@@ -17,7 +17,7 @@
 namespace pyquant::cuda {
 
 // What the straight-line epilogues (plain80.cuh, plain90.cuh) may store in a launch.
-enum class PlainOut : uint8_t { none, f16, bf16, codes };
+enum class PlainOut : uint8_t { none, f16, bf16, codes, f32 };
 
 // Passed by value to kernels.
 struct EpilogueParams {
@@ -39,24 +39,31 @@ struct EpilogueParams {
   Activation activation;
   float clamp_min, clamp_max;
   int32_t out_qmin, out_qmax;
-  PlainOut plain;
+  PlainOut plain, plain90;  // of mma.sync and of wgmma accumulators
 };
 
-// No more than zero points, scales and a bias, on boundaries that vector loads and 16-byte stores need. One scale of
-// all tokens is multiplied with the channels' first, or (group scales) is not plain.
-inline PlainOut plain_out(const EpilogueParams& p, int64_t out_align) {
+// Zero points, scales, a bias, an activation and a residual of 16 bits, on boundaries that vector loads and 16-byte
+// stores need. One scale of all tokens is multiplied with the channels' first, or (group scales) is not plain.
+inline PlainOut plain_out90(const EpilogueParams& p, int64_t out_align) {
   const auto in_pairs = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 8 == 0; };
   // Scalars, which layers keep side by side, are loaded one by one.
-  if (p.activation != Activation::none || p.residual || out_align < 16 || !in_pairs(p.w_scale) || !in_pairs(p.bias) ||
-      (p.x_scale_step && !in_pairs(p.x_scale)) || (p.x_zero_point && !in_pairs(p.w_sum)) ||
-      (p.x_scale && p.x_scale_step == 0 && !p.scale_product_first))
+  if (out_align < 16 || !in_pairs(p.w_scale) || !in_pairs(p.bias) || (p.x_scale_step && !in_pairs(p.x_scale)) ||
+      (p.x_zero_point && !in_pairs(p.w_sum)) || (p.x_scale && p.x_scale_step == 0 && !p.scale_product_first) ||
+      (p.residual && (p.residual_type == DType::f32 || !p.residual_vector)))
     return PlainOut::none;
   switch (p.out_type) {
+    case DType::f32: return PlainOut::f32;
     case DType::f16: return PlainOut::f16;
     case DType::bf16: return PlainOut::bf16;
     case DType::s8: return PlainOut::codes;
     default: return PlainOut::none;
   }
+}
+
+// Of these what comes without an activation and a residual, to 16 bits or codes.
+inline PlainOut plain_out(const EpilogueParams& p, int64_t out_align) {
+  const bool is_bare = p.activation == Activation::none && !p.residual && p.out_type != DType::f32;
+  return is_bare ? plain_out90(p, out_align) : PlainOut::none;
 }
 
 inline EpilogueParams epilogue_params(const GemmCall& call) {
@@ -92,8 +99,9 @@ inline EpilogueParams epilogue_params(const GemmCall& call) {
   r.out_qmin = e.out_qmin;
   r.out_qmax = e.out_qmax;
   r.plain = plain_out(r, p.out_align);
+  r.plain90 = plain_out90(r, p.out_align);
   // Rows that hold sixteen times the sums add a zero point's terms to them.
-  if (r.x_zero_point && p.k > k_max_affine(0, 16 * 255, 8)) r.plain = PlainOut::none;
+  if (r.x_zero_point && p.k > k_max_affine(0, 16 * 255, 8)) r.plain = r.plain90 = PlainOut::none;
   return r;
 }
 
@@ -159,8 +167,8 @@ __device__ __forceinline__ void load_channels(const EpilogueParams& p, int32_t n
 __device__ __forceinline__ Token load_token(const EpilogueParams& p, int32_t m) {
   Token t;
   if (m < p.m) {
-    if (p.x_scale) t.x_scale = __ldcg(p.x_scale + static_cast<int64_t>(m) * p.x_scale_step);
-    if (p.x_zero_point) t.zero_point = __ldcg(p.x_zero_point + static_cast<int64_t>(m) * p.x_zero_point_step);
+    if (p.x_scale) t.x_scale = __ldca(p.x_scale + static_cast<int64_t>(m) * p.x_scale_step);
+    if (p.x_zero_point) t.zero_point = __ldca(p.x_zero_point + static_cast<int64_t>(m) * p.x_zero_point_step);
   }
   return t;
 }

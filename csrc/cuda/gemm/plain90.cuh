@@ -1,16 +1,19 @@
-// The epilogue that most layers run, as straight-line code: zero points, scales and a bias, no activation or residual;
-// f16, bf16 or s8 out. The operations of finish_row (epilogue.cuh) in their order, so the same bits; what differs is
-// what surrounds them: scales are fetched ahead, values are converted and packed before lanes exchange them, and every
-// lane stores 16 bytes of a row at a time.
+// The epilogue that nearly all layers run, as straight-line code: zero points, scales, a bias, an activation, a
+// residual of 16 bits; f16, bf16, f32 or s8 out. The operations of finish_row (epilogue.cuh) in their order, so the
+// same bits; what differs is what surrounds them: scales are fetched ahead, values are converted and packed before
+// lanes exchange them, and every lane stores 16 bytes of a row at a time (f32: whole sectors, as they lie).
 //   Straight (tokens are the rows of the accumulator): a lane holds pairs of columns of every block of eight; packed
 //   words of four blocks (codes: of eight) are transposed within the quad.
 //   Swapped (channels are the rows): movmatrix turns 8 channels x 8 tokens around, then the same transposition.
-//   Zero points come first and on their own, one operation a sum, so that launches without them pay one branch.
-// EpilogueParams::plain says whether a launch may come here.
+//   Zero points come first and on their own, one operation a sum, so that launches without them pay one branch; so do
+//   those without an activation and without a residual, which the way of results, gone backwards, brings to the sums.
+// EpilogueParams::plain90 says whether a launch may come here.
 #pragma once
 #include <cute/tensor.hpp>
 
+#include "cuda/gemm/at_step.cuh"
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/gemm/guarded.cuh"
 #include "cuda/gemm/transpose.cuh"
 
 namespace pyquant::cuda {
@@ -93,38 +96,9 @@ struct TileCodes {
   }
 };
 
-// Loads and stores under a predicate instead of a branch, which would end the straight line. Addresses are those of
-// global memory. What belongs to weights is read through the cache for constants; what belongs to activations may have
-// been written while this kernel was there already (overlap.cuh), and is read from L2.
-__device__ __forceinline__ float load_if(bool inside, size_t from, float otherwise) {
-  asm("{\n"
-      ".reg .pred inside;\n"
-      "setp.ne.u32 inside, %1, 0;\n"
-      "@inside ld.global.nc.f32 %0, [%2];\n"
-      "}"
-      : "+f"(otherwise)
-      : "r"(static_cast<uint32_t>(inside)), "l"(from));
-  return otherwise;
-}
-__device__ __forceinline__ float load_written_if(bool inside, size_t from, float otherwise) {
-  asm("{\n"
-      ".reg .pred inside;\n"
-      "setp.ne.u32 inside, %1, 0;\n"
-      "@inside ld.global.cg.f32 %0, [%2];\n"
-      "}"
-      : "+f"(otherwise)
-      : "r"(static_cast<uint32_t>(inside)), "l"(from));
-  return otherwise;
-}
-__device__ __forceinline__ void store_if(bool inside, size_t to, const uint4& v) {
-  asm volatile(
-      "{\n"
-      ".reg .pred inside;\n"
-      "setp.ne.u32 inside, %0, 0;\n"
-      "@inside st.global.v4.b32 [%1], {%2, %3, %4, %5};\n"
-      "}" ::"r"(static_cast<uint32_t>(inside)),
-      "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
-}
+struct TileFloats {
+  static constexpr int kBytes = 4;
+};
 
 template <class Acc>
 class Plain90 {
@@ -135,8 +109,21 @@ class Plain90 {
         quad_(static_cast<int32_t>(threadIdx.x) & 3),
         row_(static_cast<int32_t>(threadIdx.x) / 4 % 8) {}
 
+  // Whether straight tiles have registers for float32 results, and for what it takes to reach over an N that is a
+  // multiple of 16: a predicate for every load and store of columns.
+  template <class Fragment>
+  static constexpr bool kHasRoom = cute::size(Fragment{}) <= 64;
+
+  // Whether the code of activations stands once: swapped tiles with more sums are converted by parts.
+  template <class Fragment>
+  static constexpr bool kHasCurves = cute::size(Fragment{}) <= 96;
+
+  // Whether there are registers for activations and residuals: beside widened weights and 80 sums ptxas spills.
+  template <class Fragment, int kShift>
+  static constexpr bool kTakesMore = kShift == 0 || cute::size(Fragment{}) < 80 || cute::size(Fragment{}) > 96;
+
   // sums: ((2, 2, 4 groups), repeats, 1) values of a thread; own: their coordinates within the tile at (row0, column0),
-  // whose columns are all inside of N.
+  // whose columns are all inside of N unless it reaches over.
   template <class Fragment, class Coordinates>
   __device__ __forceinline__ void straight(const Fragment& sums, const Coordinates& own, int32_t row0,
                                            int32_t column0) const {
@@ -152,6 +139,7 @@ class Plain90 {
       return cute::get<0>(own(cute::make_coord(0, r % 2, 0), r / 2, 0)) - start;
     };
     const size_t scales = global(p_.x_scale) + sizeof(float) * (int64_t{m0} * p_.x_scale_step);
+    const int32_t columns_left = kHasRoom<Fragment> ? p_.n - column0 : 32 * kGroups;
     bool inside[kRows];
     float x[kRows];
     CUTLASS_PRAGMA_UNROLL
@@ -172,26 +160,26 @@ class Plain90 {
           zero[r] = __float_as_int(load_written_if(inside[r], zeros + 4 * further(r) * step, 0.f));
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < 4 * kGroups; ++j) {
-          const int2 w_sum = __ldg(reinterpret_cast<const int2*>(p_.w_sum + column0 + 8 * j) + quad_);
+          const float2 w_sum = load_two_if(8 * j < columns_left, global(p_.w_sum + column0 + 2 * quad_) + 32 * j);
           CUTLASS_PRAGMA_UNROLL
           for (int r = 0; r < kRows; ++r) {
             int32_t& first = acc(cute::make_coord(0, r % 2, j), r / 2, 0);
             int32_t& second = acc(cute::make_coord(1, r % 2, j), r / 2, 0);
-            first = corrected(first, zero[r], w_sum.x);
-            second = corrected(second, zero[r], w_sum.y);
+            first = corrected(first, zero[r], __float_as_int(w_sum.x));
+            second = corrected(second, zero[r], __float_as_int(w_sum.y));
           }
         }
       }
     }
-    const float* scale = (p_.w_scale ? p_.w_scale + column0 : kOnes.value) + 2 * quad_;
-    const float* bias = (p_.bias ? p_.bias + column0 : kMinusZeros.value) + 2 * quad_;
-    Columns next = load_columns(scale, bias, 0);
+    const size_t scale = global((p_.w_scale ? p_.w_scale + column0 : kOnes.value) + 2 * quad_);
+    const size_t bias = global((p_.bias ? p_.bias + column0 : kMinusZeros.value) + 2 * quad_);
+    Columns next = load_columns(scale, bias, 0, columns_left);
     float t[8 * kGroups * kRows];
     CUTLASS_PRAGMA_UNROLL
     for (int g = 0; g < kGroups; ++g) {
       Columns columns = next;
       if (p_.scale_product_first) columns.times(all);
-      if (g + 1 < kGroups) next = load_columns(scale, bias, 32 * (g + 1));
+      if (g + 1 < kGroups) next = load_columns(scale, bias, 32 * (g + 1), columns_left);
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) {
         CUTLASS_PRAGMA_UNROLL
@@ -202,29 +190,66 @@ class Plain90 {
         }
       }
     }
+    activate_tile(t);
+    if (p_.residual) {  // the words of a quad's blocks, exchanged as those of results are
+      const int32_t left = kHasRoom<Fragment> ? columns_left - 8 * quad_ : columns_left;
+      const size_t from = global(p_.residual) + 2 * (int64_t{m0} * p_.ldr + column0 + 8 * quad_);
+      uint4 ahead[kRows];
+      const auto fetch = [&](int g) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < kRows; ++r)
+          ahead[r] = load_written_words_if(inside[r] && 32 * g < left, from + 2 * further(r) * p_.ldr + 64 * g);
+      };
+      fetch(0);
+      CUTLASS_PRAGMA_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        uint32_t pair[4 * kRows];
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const uint4 whole = transpose_words({ahead[r].x, ahead[r].y, ahead[r].z, ahead[r].w});
+          pair[4 * r] = whole.x, pair[4 * r + 1] = whole.y, pair[4 * r + 2] = whole.z, pair[4 * r + 3] = whole.w;
+        }
+        if (g + 1 < kGroups) fetch(g + 1);
+        add_pairs(t + 8 * kRows * g, pair);
+      }
+    }
     const auto store = [&](const auto& out) {
       using Out = std::decay_t<decltype(out)>;
       constexpr bool kCodes = Out::kBytes == 1;
-      size_t row[kRows];
-      CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        row[r] = address<Out>(m0, column0) + 16 * quad_ + further(r) * p_.ldo * Out::kBytes;
-      }
-      uint32_t pair[4 * kGroups * kRows];
-      out.pairs(t, pair);
-      CUTLASS_PRAGMA_UNROLL
-      for (int g = 0; g < kGroups; g += kCodes ? 2 : 1) {
+      if constexpr (Out::kBytes == 4 && kHasRoom<Fragment>) {  // store90.cuh sends others another way
         CUTLASS_PRAGMA_UNROLL
         for (int r = 0; r < kRows; ++r) {
-          const uint32_t* of = pair + 4 * (g * kRows + r);
-          uint32_t word[4] = {of[0], of[1], of[2], of[3]};
-          if constexpr (kCodes) {
-            const uint32_t* also = of + 4 * kRows;
-            word[0] = bytes_of_pairs(of[0], of[1]), word[1] = bytes_of_pairs(of[2], of[3]);
-            word[2] = bytes_of_pairs(also[0], also[1]), word[3] = bytes_of_pairs(also[2], also[3]);
+          const size_t row = address<Out>(m0, column0 + 2 * quad_) + further(r) * p_.ldo * 4;
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j < 4 * kGroups; ++j)
+            store_floats_if<2>(inside[r] && 8 * j < columns_left, row + 32 * j,
+                               t + 8 * (j / 4 * kRows + r) + 2 * (j % 4));
+        }
+      } else if constexpr (Out::kBytes != 4) {
+        // Of the lane's runs of 16 bytes, from the first.
+        const int32_t left = kHasRoom<Fragment> ? columns_left - (kCodes ? 16 : 8) * quad_ : columns_left;
+        size_t row[kRows];
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          row[r] = address<Out>(m0, column0) + 16 * quad_ + further(r) * p_.ldo * Out::kBytes;
+        }
+        uint32_t pair[4 * kGroups * kRows];
+        out.pairs(t, pair);
+        CUTLASS_PRAGMA_UNROLL
+        for (int g = 0; g < kGroups; g += kCodes ? 2 : 1) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int r = 0; r < kRows; ++r) {
+            const uint32_t* of = pair + 4 * (g * kRows + r);
+            uint32_t word[4] = {of[0], of[1], of[2], of[3]};
+            if constexpr (kCodes) {
+              const uint32_t* also = of + 4 * kRows;
+              word[0] = bytes_of_pairs(of[0], of[1]), word[1] = bytes_of_pairs(of[2], of[3]);
+              word[2] = bytes_of_pairs(also[0], also[1]), word[3] = bytes_of_pairs(also[2], also[3]);
+            }
+            const uint4 whole = transpose_words(word);
+            store_if(inside[r] && 32 * g < left, row[r] + 64 * (kCodes ? g / 2 : g),
+                     kCodes ? runs_of_codes(whole) : whole);
           }
-          const uint4 whole = transpose_words(word);
-          store_if(inside[r], row[r] + 64 * (kCodes ? g / 2 : g), kCodes ? runs_of_codes(whole) : whole);
         }
       }
     };
@@ -245,7 +270,7 @@ class Plain90 {
     // What registers are left for: blocks whose tokens' scales are fetched together, and that are converted together.
     constexpr int kOutputs = 4 * kRepeats * kColumns;
     constexpr int kAhead = kOutputs <= 64 ? kColumns : (kOutputs <= 96 ? 4 : 1);
-    constexpr int kAtOnce = kOutputs <= 96 ? kColumns : kColumns / 4;
+    constexpr int kAtOnce = kHasCurves<Fragment> ? kColumns : kColumns / 4;
     const size_t scalar = global(p_.x_scale) + sizeof(float) * (int64_t{column0} * p_.x_scale_step);
     const float all = load_written_if(p_.scale_product_first, scalar, 1.f);
     float scale[kRepeats][2], bias[kRepeats][2];
@@ -310,6 +335,10 @@ class Plain90 {
           t[4 * kRepeats * c + v] = fadd(fmul(fmul(sum, scale[i][h]), v % 2 ? at.y : at.x), bias[i][h]);
         }
       }
+      if constexpr (kTakesMore<Fragment, kShift>) {  // store90.cuh sends others another way
+        activate_tile<kHasCurves<Fragment>>(t);
+        if (p_.residual) add_residual_swapped<kRepeats, kAtOnce>(t, n, column0 + 8 * part);
+      }
       store_as([&](const auto& out) { store_swapped<kRepeats, kAtOnce>(out, t, n, column0 + 8 * part); });
     }
     return true;
@@ -324,13 +353,14 @@ class Plain90 {
     }
   };
 
-  // Of this lane's pairs in 32 columns.
-  __device__ __forceinline__ static Columns load_columns(const float* scale, const float* bias, int at) {
+  // Of this lane's pairs in 32 columns, `left` of which are inside.
+  __device__ __forceinline__ static Columns load_columns(size_t scale, size_t bias, int at, int32_t left) {
     Columns c;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const float2 w = __ldg(reinterpret_cast<const float2*>(scale + at + 8 * j));
-      const float2 b = __ldg(reinterpret_cast<const float2*>(bias + at + 8 * j));
+      const bool inside = at + 8 * j < left;
+      const float2 w = load_two_if(inside, scale + 4 * (at + 8 * j));
+      const float2 b = load_two_if(inside, bias + 4 * (at + 8 * j));
       c.scale[j][0] = w.x, c.scale[j][1] = w.y;
       c.bias[j][0] = b.x, c.bias[j][1] = b.y;
     }
@@ -346,8 +376,8 @@ class Plain90 {
         "mov.b32 %1, 0;\n"
         "setp.gt.s32 both, %3, %4;\n"
         "setp.eq.s32 last, %3, %4;\n"
-        "@both ld.global.cg.v2.f32 {%0, %1}, [%2];\n"
-        "@last ld.global.cg.f32 %0, [%2];\n"
+        "@both ld.global.ca.v2.f32 {%0, %1}, [%2];\n"
+        "@last ld.global.ca.f32 %0, [%2];\n"
         "}"
         : "=&f"(v.x), "=&f"(v.y)
         : "l"(from), "r"(count), "r"(at + 1));
@@ -362,7 +392,85 @@ class Plain90 {
       for (int q = 0; q < kCount; ++q) x[q] = load_pair(scales + 32 * (c + q), tokens - 2 * quad_, 8 * (c + q));
     } else {
       CUTLASS_PRAGMA_UNROLL
-      for (int q = 0; q < kCount; ++q) x[q] = __ldcg(reinterpret_cast<const float2*>(scales + 32 * (c + q)));
+      for (int q = 0; q < kCount; ++q) x[q] = load_written_two(scales + 32 * (c + q));
+    }
+  }
+
+  // In place. The shortest one as straight-line code, as everything here; of the others, whose code would be most of a
+  // kernel, one copy, to which a loop brings a few values at a time.
+  template <bool kWithCurves = true, int kCount>
+  __device__ __forceinline__ void activate_tile(float (&t)[kCount]) const {
+    constexpr int kOfStep = kCount % 8 == 0 ? 8 : 4, kSteps = kCount / kOfStep;
+    static_assert(kCount % kOfStep == 0 && kSteps <= kMostSteps);
+    switch (p_.activation) {
+      case Activation::none: return;
+      case Activation::relu: return activate_as<activations::relu>(t, p_);
+      default: break;
+    }
+    if constexpr (kWithCurves) {  // store90.cuh sends others another way
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        float v[kOfStep];
+        at_step(step, [&](auto s) {
+          if constexpr (s() < kSteps) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kOfStep; ++i) v[i] = t[kOfStep * s() + i];
+          }
+        });
+        switch (p_.activation) {
+          case Activation::clamp: activate_as<activations::clamp>(v, p_); break;
+          case Activation::gelu: activate_as<activations::gelu>(v, p_); break;
+          case Activation::gelu_tanh: activate_as<activations::gelu_tanh>(v, p_); break;
+          default: activate_as<activations::silu>(v, p_);
+        }
+        at_step(step, [&](auto s) {
+          if constexpr (s() < kSteps) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kOfStep; ++i) t[kOfStep * s() + i] = v[i];
+          }
+        });
+      }
+    }
+  }
+
+  // t[2 i], t[2 i + 1] += the two half words of pair[i].
+  template <int kCount>
+  __device__ __forceinline__ void add_pairs(float* t, const uint32_t (&pair)[kCount]) const {
+    const auto add = [&](auto is_f16) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        const float2 v = floats_of_pair<decltype(is_f16)::value>(pair[i]);
+        t[2 * i] = fadd(t[2 * i], v.x);
+        t[2 * i + 1] = fadd(t[2 * i + 1], v.y);
+      }
+    };
+    if (p_.residual_type == DType::f16)
+      add(std::true_type{});
+    else
+      add(std::false_type{});
+  }
+
+  // The way of store_swapped's 16-bit results, backwards: lanes exchange what they load, a movmatrix turns it.
+  template <int kRepeats, int kColumns>
+  __device__ __forceinline__ void add_residual_swapped(float (&t)[4 * kRepeats * kColumns],
+                                                       const int32_t (&n)[kRepeats], int32_t column0) const {
+    const int32_t column = quad_ / 2, m0 = column0 + 8 * column + row_;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRepeats; ++i) {
+      const int32_t left = n[i] < p_.n ? min(p_.m - m0, 8 * (kColumns - column)) : 0;
+      size_t token = global(p_.residual) + 2 * (int64_t{m0} * p_.ldr + n[i] + 8 * (quad_ % 2));
+      CUTLASS_PRAGMA_UNROLL
+      for (int c = 0; c < kColumns; c += 2) {
+        const uint4 got = load_written_words_if(8 * c < left, token);
+        const uint4 whole = transpose_words({got.x, got.y, got.z, got.w});
+        const uint32_t word[4] = {whole.x, whole.y, whole.z, whole.w};
+        CUTLASS_PRAGMA_UNROLL
+        for (int q = 0; q < 2 && c + q < kColumns; ++q) {
+          const uint32_t pair[2] = {turned(word[2 * q]), turned(word[2 * q + 1])};
+          add_pairs(t + 4 * (kRepeats * (c + q) + i), pair);
+        }
+        token += 32 * p_.ldr;
+      }
     }
   }
 
@@ -371,36 +479,53 @@ class Plain90 {
   __device__ __forceinline__ void store_swapped(const Out& out, const float (&t)[4 * kRepeats * kColumns],
                                                 const int32_t (&n)[kRepeats], int32_t column0) const {
     constexpr bool kCodes = Out::kBytes == 1;
-    constexpr int kChunk = kCodes ? 4 : 2;              // blocks that a quad exchanges at a time
-    const int32_t column = kCodes ? quad_ : quad_ / 2;  // of a chunk, whose channels the lane stores
-    const int32_t m0 = column0 + 8 * column + row_;
-    uint32_t pair[2 * kRepeats * kColumns];
-    out.pairs(t, pair);
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kRepeats; ++i) {
-      // Of the tokens from m0 on the lane stores every eighth.
-      const int32_t left = n[i] < p_.n ? min(p_.m - m0, 8 * (kColumns - column)) : 0;
-      size_t token = address<Out>(m0, n[i] + (kCodes ? 0 : 8 * (quad_ % 2)));
+    if constexpr (Out::kBytes == 4) {
       CUTLASS_PRAGMA_UNROLL
-      for (int c = 0; c < kColumns; c += kChunk) {
-        uint32_t word[4];
+      for (int i = 0; i < kRepeats; ++i) {
+        // Of the tokens from the lane's first pair on; eight lanes store eight channels of a token, a sector.
+        const int32_t left = n[i] < p_.n ? p_.m - column0 - 2 * quad_ : 0;
+        size_t token = address<Out>(column0 + 2 * quad_, n[i] + row_);
         CUTLASS_PRAGMA_UNROLL
-        for (int q = 0; q < kChunk; ++q) {
-          uint32_t couple[2] = {0, 0};
+        for (int c = 0; c < kColumns; ++c) {
           CUTLASS_PRAGMA_UNROLL
-          for (int h = 0; h < 2; ++h) {
-            if (c + q < kColumns) couple[h] = turned(pair[2 * (kRepeats * (c + q) + i) + h]);
-          }
-          if constexpr (kCodes) {
-            word[q] = bytes_of_pairs(couple[0], couple[1]);
-          } else {
-            word[2 * q] = couple[0];
-            word[2 * q + 1] = couple[1];
-          }
+          for (int v = 0; v < 4; ++v)  // channel row_ or row_ + 8, token of the pair
+            store_floats_if<1>(8 * c + v % 2 < left, token + (v % 2 ? 4 * p_.ldo : 0) + 32 * (v / 2),
+                               t + 4 * (kRepeats * c + i) + v);
+          token += 32 * p_.ldo;
         }
-        const uint4 whole = transpose_words(word);
-        store_if(8 * c < left, token, kCodes ? runs_of_codes(whole) : whole);
-        token += 8 * kChunk * p_.ldo * Out::kBytes;
+      }
+    } else {
+      constexpr int kChunk = kCodes ? 4 : 2;              // blocks that a quad exchanges at a time
+      const int32_t column = kCodes ? quad_ : quad_ / 2;  // of a chunk, whose channels the lane stores
+      const int32_t m0 = column0 + 8 * column + row_;
+      uint32_t pair[2 * kRepeats * kColumns];
+      out.pairs(t, pair);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRepeats; ++i) {
+        // Of the tokens from m0 on the lane stores every eighth.
+        const int32_t left = n[i] < p_.n ? min(p_.m - m0, 8 * (kColumns - column)) : 0;
+        size_t token = address<Out>(m0, n[i] + (kCodes ? 0 : 8 * (quad_ % 2)));
+        CUTLASS_PRAGMA_UNROLL
+        for (int c = 0; c < kColumns; c += kChunk) {
+          uint32_t word[4];
+          CUTLASS_PRAGMA_UNROLL
+          for (int q = 0; q < kChunk; ++q) {
+            uint32_t couple[2] = {0, 0};
+            CUTLASS_PRAGMA_UNROLL
+            for (int h = 0; h < 2; ++h) {
+              if (c + q < kColumns) couple[h] = turned(pair[2 * (kRepeats * (c + q) + i) + h]);
+            }
+            if constexpr (kCodes) {
+              word[q] = bytes_of_pairs(couple[0], couple[1]);
+            } else {
+              word[2 * q] = couple[0];
+              word[2 * q + 1] = couple[1];
+            }
+          }
+          const uint4 whole = transpose_words(word);
+          store_if(8 * c < left, token, kCodes ? runs_of_codes(whole) : whole);
+          token += 8 * kChunk * p_.ldo * Out::kBytes;
+        }
       }
     }
   }
@@ -408,10 +533,12 @@ class Plain90 {
   // The arithmetic of both kinds of results stands once, in front of this.
   template <class Store>
   __device__ __forceinline__ void store_as(const Store& store) const {
-    if (p_.plain == PlainOut::codes)
+    if (p_.plain90 == PlainOut::codes)
       store(TileCodes{PlainCodes(limits_)});
+    else if (p_.plain90 == PlainOut::f32)
+      store(TileFloats{});
     else
-      store(TileHalves{p_.plain == PlainOut::f16});
+      store(TileHalves{p_.plain90 == PlainOut::f16});
   }
 
   __device__ __forceinline__ static size_t global(const void* at) { return __cvta_generic_to_global(at); }

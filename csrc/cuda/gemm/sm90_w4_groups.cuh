@@ -111,7 +111,7 @@ struct GemmSm90W4Groups : NoWorkspace {
                                    epilogue_params(call)};
     params.epilogue.w_scale = nullptr;
     params.epilogue.x_zero_point = nullptr;
-    params.epilogue.plain = plain_out(params.epilogue, p.out_align);  // zero points and scales are in the sums
+    params.epilogue.plain90 = plain_out90(params.epilogue, p.out_align);  // zero points and scales are in the sums
     params.depth = static_cast<int32_t>(p.k);
     params.blocks_k = static_cast<int32_t>(blocked128_padded(p.k) / kBlocked128Side);
     params.halves = static_cast<int32_t>(p.group_size / 64);

@@ -285,7 +285,7 @@ struct GemmSm90WeightOnly {
                                    call.operands.w_scale, p.has_w_zero_point ? call.operands.w_zero_point : nullptr,
                                    epilogue_params(call)};
     params.epilogue.w_scale = nullptr;
-    params.epilogue.plain = plain_out(params.epilogue, p.out_align);  // scales are in the sums
+    params.epilogue.plain90 = plain_out90(params.epilogue, p.out_align);  // scales are in the sums
     params.depth = static_cast<int32_t>(p.k);
     params.row_bytes = row_bytes;
     params.groups = p.group_size == 0 ? 1 : static_cast<int32_t>(p.k / p.group_size);

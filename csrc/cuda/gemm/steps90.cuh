@@ -1,6 +1,6 @@
-// The accumulators of a thread in steps of eight sums that a rolled loop can take one after another: their registers
-// have numbers that no loop computes, so a jump leads to the copies of the step that is due. In a step every lane holds
-// four pairs of neighbouring channels of one token's row, which transpose_quad (transpose.cuh) turns into eight.
+// The accumulators of a thread in steps of eight sums that a rolled loop can take one after another. In a step every
+// lane holds four pairs of neighbouring channels of one token's row, which transpose_quad (transpose.cuh) turns into
+// eight.
 //   Straight (tokens are the rows of the accumulator): 32 channels of eight tokens a warp; outer steps over channels,
 //   inner ones over rows.
 //   Swapped (channels are the rows): 16 channels of 16 tokens, each 8 x 8 block turned around; outer steps over the
@@ -8,6 +8,7 @@
 #pragma once
 #include <cute/tensor.hpp>
 
+#include "cuda/gemm/at_step.cuh"
 #include "cuda/gemm/transpose.cuh"
 
 namespace pyquant::cuda {
@@ -20,7 +21,7 @@ struct Steps90 {
   static constexpr int kOuter = Swapped ? kRepeats : kColumns / 4;
   static constexpr int kInner = Swapped ? (kColumns + 1) / 2 : 2 * kRepeats;
   static constexpr int kSteps = kOuter * kInner;
-  static_assert(kSteps <= 16, "take() has no more cases");
+  static_assert(kSteps <= kMostSteps);
   static_assert(Swapped || kColumns == kBlocks, "one instruction spans a straight tile's columns");
   static_assert(Swapped || kBlocks % 4 == 0, "straight tiles are multiples of 32 columns wide");
 
@@ -51,28 +52,7 @@ struct Steps90 {
   // The sums of a step.
   template <class Acc>
   static __device__ __forceinline__ void take(const Fragment& acc, int32_t step, Acc (&pair)[4][2]) {
-    switch (step) {
-#define PYQUANT_STEP(S) \
-  case S: copy<S>(acc, pair); break
-      PYQUANT_STEP(0);
-      PYQUANT_STEP(1);
-      PYQUANT_STEP(2);
-      PYQUANT_STEP(3);
-      PYQUANT_STEP(4);
-      PYQUANT_STEP(5);
-      PYQUANT_STEP(6);
-      PYQUANT_STEP(7);
-      PYQUANT_STEP(8);
-      PYQUANT_STEP(9);
-      PYQUANT_STEP(10);
-      PYQUANT_STEP(11);
-      PYQUANT_STEP(12);
-      PYQUANT_STEP(13);
-      PYQUANT_STEP(14);
-      PYQUANT_STEP(15);
-#undef PYQUANT_STEP
-      default: __builtin_unreachable();
-    }
+    at_step(step, [&](auto s) { copy<s()>(acc, pair); });
     if constexpr (Swapped) {
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < 4; ++j) turn(pair[j]);

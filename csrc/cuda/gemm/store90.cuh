@@ -99,11 +99,18 @@ class Store90 {
                                   int32_t zero) const {
     // With 96 sums and widened weights beside them ptxas has no register left for it and spills.
     constexpr bool kNoRoom = AccShift != 0 && cute::size(Fragment{}) == 96;
-    if (kNoRoom || p_.plain == PlainOut::none) return false;
-    if (Swapped ? p_.n % 16 != 0 : column0 + 8 * cute::size<0, 2>(Fragment{}) > p_.n) return false;
+    if (kNoRoom || p_.plain90 == PlainOut::none) return false;
+    constexpr bool kHasRoom = Swapped || Plain90<Acc>::template kHasRoom<Fragment>;
+    if (!kHasRoom && p_.plain90 == PlainOut::f32) return false;
+    constexpr bool kHasCurves = !Swapped || Plain90<Acc>::template kHasCurves<Fragment>;
+    if (!kHasCurves && p_.activation != Activation::none && p_.activation != Activation::relu) return false;
+    constexpr bool kTakesMore = Plain90<Acc>::template kTakesMore<Fragment, AccShift>;
+    if (!kTakesMore && (p_.activation != Activation::none || p_.residual)) return false;
+    const bool reaches_over = Swapped || column0 + 8 * cute::size<0, 2>(Fragment{}) > p_.n;
+    if (reaches_over && (p_.n % 16 != 0 || !kHasRoom)) return false;
     if (Swapped && p_.x_zero_point && p_.x_zero_point_step != 0) return false;
     const CodeLimits limits = code_limits(zero);
-    if (p_.plain == PlainOut::codes && !PlainCodes::serves(limits)) return false;
+    if (p_.plain90 == PlainOut::codes && !PlainCodes::serves(limits)) return false;
     lanes_are_together();
     const Plain90<Acc> plain(p_, limits);
     if constexpr (Swapped) return plain.template swapped<AccShift>(acc, own, row0, column0);
