@@ -417,12 +417,7 @@ class Plain90 {
             for (int i = 0; i < kOfStep; ++i) v[i] = t[kOfStep * s() + i];
           }
         });
-        switch (p_.activation) {
-          case Activation::clamp: activate_as<activations::clamp>(v, p_); break;
-          case Activation::gelu: activate_as<activations::gelu>(v, p_); break;
-          case Activation::gelu_tanh: activate_as<activations::gelu_tanh>(v, p_); break;
-          default: activate_as<activations::silu>(v, p_);
-        }
+        activate_all(v, p_);
         at_step(step, [&](auto s) {
           if constexpr (s() < kSteps) {
             CUTLASS_PRAGMA_UNROLL
