@@ -140,6 +140,7 @@ def test_warps_ask_for_no_more_registers_than_a_launch_gives_their_block(
 # kernel.
 STRAIGHT, SWAPPED, CODE_BUDGET = 6.0, 6.5, 124
 WIDE_CODE_BUDGET = 148  # where a thread has 80 outputs or more, or three loops stand for groups of so many codes
+MEETINGS = 36  # places of a wgmma kernel where lanes meet after a branch
 
 
 def test_the_code_of_wgmma_kernels_stays_small(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:
@@ -165,6 +166,17 @@ def test_exchanges_between_lanes_are_not_compiled_for_lanes_apart(
         if (count := sum(line.operation == "WARPSYNC.COLLECTIVE" for line in lines)) > 16
     }
     assert not apart
+
+
+def test_a_curve_has_no_branch_an_element(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:
+    """Eight values of three curves in two epilogues: the compiler made a branch of the last choice of each, behind
+    which no other value's operations went on (csrc/core/activation_math.h): 48 places where lanes meet again."""
+    meetings = {
+        name: count
+        for name, lines in wgmma_kernels.items()
+        if (count := sum(line.operation == "BSSY" for line in lines)) > MEETINGS
+    }
+    assert not meetings
 
 
 @pytest.mark.parametrize("is_swapped", [False, True], ids=["straight", "swapped"])
