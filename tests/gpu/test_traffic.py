@@ -279,7 +279,7 @@ CURVES = {"gelu": 27, "gelu_tanh": 30, "silu": 26}
 # stored as it lies.
 FOLLOWING: dict[str, tuple[dict[str, Any], float]] = {
     "relu": ({"activation": "relu"}, 2.5),
-    "clamp": ({"activation": "clamp", "clamp_min": -1.0, "clamp_max": 1.0}, 7.0),
+    "clamp": ({"activation": "clamp", "clamp_min": -1.0, "clamp_max": 1.0}, 8.0),
     **{name: ({"activation": name}, operations + 5.5) for name, operations in CURVES.items()},
     "residual bf16": ({"residual": "bf16"}, 5.0),
     "residual f16": ({"residual": "f16"}, 5.0),

@@ -223,7 +223,9 @@ def test_several_adapters_one_by_one_together_and_in_one_batch(tmp_path: Path) -
         results[name] = model(X)
     assert not torch.equal(results["default"], results["b"])
     mixed = model(X, adapter_names=["default", "b"])
-    assert torch.equal(mixed, torch.stack([results["default"][0], results["b"][1]]))
+    # Of fewer rows torch's float products of the adapters may round otherwise, and a code of the next layer turn.
+    off = (mixed - torch.stack([results["default"][0], results["b"][1]])).abs().max()
+    assert off < 0.02 * min((results["default"] - results["b"])[i].abs().max() for i in (0, 1))
     model.base_model.set_adapter(["default", "b"])
     layer = wrappers(model)[0]
     both = layer.base_layer(X)

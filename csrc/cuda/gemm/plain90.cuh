@@ -400,7 +400,7 @@ class Plain90 {
   // kernel, one copy, to which a loop brings a few values at a time.
   template <bool kWithCurves = true, int kCount>
   __device__ __forceinline__ void activate_tile(float (&t)[kCount]) const {
-    constexpr int kOfStep = kCount % 8 == 0 ? 8 : 4, kSteps = kCount / kOfStep;
+    constexpr int kOfStep = 4 << (kCount % 8 == 0), kSteps = kCount / kOfStep;
     static_assert(kCount % kOfStep == 0 && kSteps <= kMostSteps);
     switch (p_.activation) {
       case Activation::none: return;
