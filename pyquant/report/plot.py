@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import statistics
 import textwrap
 from collections.abc import Callable, Sequence
@@ -66,6 +67,18 @@ def _marker(place: int, *, ours: bool) -> str:
     return marks[place // len(LINES) % len(marks)]
 
 
+def _joined(limits: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """(place, text) of labels on a logarithmic axis: those that would cover one another become lines of one."""
+    groups: list[list[tuple[float, str]]] = []
+    for limit in sorted(limits, reverse=True):
+        if groups and groups[-1][-1][0] < 1.15 * limit[0]:
+            groups[-1].append(limit)
+        else:
+            groups.append([limit])
+    middles = [math.sqrt(group[0][0] * group[-1][0]) for group in groups]
+    return [(at, "\n".join(text for _, text in group)) for at, group in zip(middles, groups, strict=True)]
+
+
 def roofline_png(report: GemmReport) -> bytes:
     """Operations a second over operations a byte, a point a candidate and shape, under measured limits; PNG.
 
@@ -90,6 +103,7 @@ def roofline_png(report: GemmReport) -> bytes:
         )
     copy = next((c.value for c in report.ceilings if c.name == "copy"), None)
     reach = [row.ops / row.moved_bytes for row in rows]
+    limits: list[tuple[float, str]] = []
     for ceiling in report.ceilings if copy else ():
         peak = ceiling.value * 1e-3
         if ceiling.unit != "Gop/s" or ceiling.name not in {row.peak for row in rows} or not copy:
@@ -97,8 +111,10 @@ def roofline_png(report: GemmReport) -> bytes:
         ridge = ceiling.value / copy
         ends = (min(*reach, ridge), max(*reach, ridge))
         axes.plot([ends[0], ridge, ends[1]], [ends[0] * copy * 1e-3, peak, peak], color="black", linewidth=1)
-        beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "xytext": (4, 0)}
-        axes.annotate(f"{ceiling.name} {peak:.0f}", (1.0, peak), va="center", fontsize=8, **beside)
+        limits.append((peak, f"{ceiling.name} {peak:.0f}"))
+    beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "xytext": (4, 0)}
+    for peak, text in _joined(limits):
+        axes.annotate(text, (1.0, peak), va="center", fontsize=8, **beside)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("operations a byte that has to be moved")

@@ -71,6 +71,22 @@ def test_points_lie_under_the_limits_that_were_measured(monkeypatch: pytest.Monk
 
 
 @needs_matplotlib
+def test_limits_that_lie_close_together_share_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(plot, "saved", lambda figure, caption: figures.append(figure))
+    report = gpu_report()
+    apart = [c for c in report.ceilings if c.unit == "Gop/s"]
+    others = [c for c in report.ceilings if c.unit != "Gop/s"]
+    first = min(c.value for c in apart)
+    close = [replace(c, value=first * (1 + 0.05 * i)) for i, c in enumerate(sorted(apart, key=lambda c: c.value))]
+    for ceilings, labels in ((others + apart, 2), (others + close, 1)):
+        plot.roofline_png(replace(report, ceilings=ceilings))
+        texts = [text.get_text() for text in figures[-1].axes[0].texts]
+        assert len(texts) == labels
+        assert sorted(line.split()[0] for text in texts for line in text.splitlines()) == sorted(c.name for c in apart)
+
+
+@needs_matplotlib
 def test_axes_of_lengths_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
     monkeypatch.setattr(plot, "saved", lambda figure, caption: figures.append(figure))
