@@ -167,6 +167,13 @@ void code_range(int64_t qmin, int64_t qmax, const char* low, const char* high) {
   if (qmax <= qmin || qmax > code.qmax) refuse(high, std::to_string(qmax), std::to_string(qmin + 1) + to_last);
 }
 
+void code_range_with(const MaybeTensor& zero_point, int64_t qmin, int64_t qmax) {
+  code_range(qmin, qmax);
+  if (!zero_point && (qmin > 0 || qmax < 0))
+    refuse("zero_point", "None",
+           "int32 from " + std::to_string(qmin) + " to " + std::to_string(qmax) + ": 0 is none of these codes");
+}
+
 void dynamic_code_range(bool symmetric, int64_t qmin, int64_t qmax) {
   code_range(qmin, qmax);
   if (symmetric && (qmin > -1 || qmax < 1))

@@ -44,6 +44,8 @@ void buffer(const char* argument, const Tensor& tensor, const Tensor& x, ScalarT
 // A buffer that is written shares no byte with another operand; `same` allows the very same elements (in place).
 void apart(const char* argument, const Tensor& written, const char* other_name, const Tensor& other, bool same = false);
 void code_range(int64_t qmin, int64_t qmax, const char* low = "qmin", const char* high = "qmax");
+// And 0 is one of the codes where there is no zero point: it is what stands for it.
+void code_range_with(const MaybeTensor& zero_point, int64_t qmin, int64_t qmax);
 void group(int64_t group_size, int64_t k);
 // Zero points whose memory the host can read (null: none): beyond [low, high] the bounds of docs/numerics.md 3 would
 // not hold. On a GPU they cannot be seen without a synchronisation.

@@ -12,7 +12,7 @@ FakeCall fake_call(const Tensor& x, const Tensor& scale, const MaybeTensor& zero
   floats("x", x);
   FakeCall call{granularity_of(granularity, x, group_size), {}, nullptr, nullptr, {}};
   qparams(x, scale, zero_point, granularity, call.q);
-  code_range(qmin, qmax);
+  code_range_with(zero_point, qmin, qmax);
   call.x = rows_of(x);
   call.scale = static_cast<const float*>(dense(scale, call.keep));
   call.zero_point = static_cast<const int32_t*>(dense(zero_point, call.keep));

@@ -49,7 +49,8 @@ Tensor unpack_linear_cpu(const Tensor& packed, std::vector<int64_t> spec) {
 
 void Cpu::check_input(const LinearCall& call, const Tensor& packed, int64_t count) const {
   const LinearSpec& s = call.spec;
-  if (s.input == InputMode::static_per_tensor) {
+  // Accumulators hold the term of the static zero point, of whichever codes.
+  if (s.input == InputMode::static_per_tensor && call.x.type != DType::s32) {
     const CodeType* const code = find_code_type(call.x.type);
     const bool is_unsigned = code && !code->is_signed();
     const int32_t zero = cpu::input_zero_point(packed.const_data_ptr());

@@ -50,6 +50,11 @@ double cpu_read_op(const Tensor& x, int64_t times) {
   return static_cast<double>(cpu::read_all(static_cast<const float*>(x.const_data_ptr()), x.numel(), times));
 }
 
+int64_t fingerprint_op(const Tensor& x) {
+  if (!x.is_contiguous()) refuse("x", "a strided view", "a contiguous tensor");
+  return cpu::fingerprint(x.const_data_ptr(), x.numel() * static_cast<int64_t>(x.element_size()));
+}
+
 // Measured choices of CUDA kernels (plan/tuned.h); they need no GPU to be set.
 std::string lines_of(const std::vector<std::string>& lines) {
   std::string text;
@@ -80,6 +85,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   m.impl("weight_only_linear", TORCH_BOX(&b::weight_only_linear_cpu));
   m.impl("_grouped_weight_only", TORCH_BOX(&b::grouped_weight_only_cpu));
   m.impl("_cpu_read", TORCH_BOX(&b::cpu_read_op));
+  m.impl("_fingerprint", TORCH_BOX(&b::fingerprint_op));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyquant, CompositeExplicitAutograd, m) {

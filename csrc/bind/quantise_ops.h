@@ -39,7 +39,7 @@ struct QuantiseOps {
     floats("x", x);
     const Quantisation q = granularity_of(granularity, x, group_size);
     qparams(x, scale, zero_point, granularity, q);
-    code_range(qmin, qmax);
+    code_range_with(zero_point, qmin, qmax);
     const Backend on(x);
     std::vector<Tensor> keep;
     const auto* zeros = static_cast<const int32_t*>(dense(zero_point, keep));

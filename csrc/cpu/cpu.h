@@ -104,6 +104,10 @@ void grouped_linear(const LinearSpec& spec, const void* const* packed, const int
 // docs/numerics.md 11.
 void conv(const LinearSpec& spec, const void* packed, const ConvOperands& operands);
 
+// ---- whether memory has changed (pyquant/qat/kept.py): a number that any change of one word changes, and others but
+// for one in billions.
+int64_t fingerprint(const void* data, int64_t bytes);
+
 // ---- what layers are held to (bench.cpu_linear).
 // The inner loop of the fused layer on operands that stay in the caches, `calls` times on every thread of the pool:
 // rows in [1, 48], 4 * quads codes along K. -> products done.

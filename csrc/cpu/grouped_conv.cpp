@@ -9,8 +9,8 @@
 namespace pyquant::cpu {
 namespace {
 
-constexpr int64_t kGrain = 1 << 19;                // products worth a thread, an output counted as eight more
-constexpr int64_t kAccs = kMaxRowBlock * kBlockN;  // sums that are held before they are finished
+constexpr int64_t kGrain = 1 << 19;      // products worth a thread, an output counted as eight more
+constexpr int64_t kAccs = 48 * kBlockN;  // sums that are held before they are finished
 
 // One thread's share: lines of results, a block of 64 output channels at a time.
 class GroupWorker {

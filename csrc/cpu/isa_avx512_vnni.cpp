@@ -92,7 +92,7 @@ void stream_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, in
 // What a tile of rows does besides its product.
 struct Besides {
   const int8_t* weights;  // of the next chunk, to be called into the second-level cache; null: none
-  int lines;              // of them with every quad
+  int64_t step;           // bytes of them with every quad, up to 128
   const Ahead* out;       // lines of results to be owned; null: none
   const Finish* finish;   // null: sums are left in acc
   int64_t row;            // first of the tile
@@ -104,17 +104,22 @@ constexpr int64_t kOwnQuads = 48;
 
 // Calling weights in pays where they come from the third level or from memory, as they do between the layers of a
 // model; where one small layer runs again and again and they are there already, it costs a little.
-template <int R, int kLines>
+template <int R, bool kAhead>
 void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add, const Besides& to) {
   __m512i c[R][4];
   zero(c);
   const int64_t own = to.out && quads > kOwnQuads ? quads - kOwnQuads : quads;
   if (to.out && own == quads) to.out->call_out(to.row, R);
+  const int8_t* weights = to.weights;
+  const int64_t step = to.step;
+  const bool twice = step > 64;
   int64_t q = 0;
   const auto next = [&]() __attribute__((always_inline)) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kLines; ++j)
-      _mm_prefetch(reinterpret_cast<const char*>(to.weights + (q * kLines + j) * 64), _MM_HINT_T1);
+    if constexpr (kAhead) {
+      _mm_prefetch(reinterpret_cast<const char*>(weights), _MM_HINT_T1);
+      if (twice) _mm_prefetch(reinterpret_cast<const char*>(weights + 64), _MM_HINT_T1);
+      weights += step;
+    }
     multiply_quad(a + q * 4, lda, b + q * kStep, c);
     ++q;
   };
@@ -134,26 +139,30 @@ void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int3
 template <int R>
 void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add, const Besides& to) {
   if (!to.weights)
-    tile_s8<R, 0>(a, lda, b, quads, acc, add, to);
-  else if (to.lines == 1)
-    tile_s8<R, 1>(a, lda, b, quads, acc, add, to);
+    tile_s8<R, false>(a, lda, b, quads, acc, add, to);
   else
-    tile_s8<R, 2>(a, lda, b, quads, acc, add, to);
+    tile_s8<R, true>(a, lda, b, quads, acc, add, to);
 }
 
-// The first two tiles of rows prefetch half each of what follows, so that memory is busy while all of them multiply;
-// where there are more, the first four prefetch a quarter each: a core has about ten cache lines in flight at a time.
-constexpr int64_t kCallsSlowly = 24;
-int lines_a_quad(int64_t rows) { return rows >= kCallsSlowly ? 1 : 2; }
+constexpr int64_t kTileRows = 6;
+
+// All tiles of rows call in as much of what is read next, so that memory is busy while all of them multiply: of so many
+// bytes a quad, what each of its quads calls in. In fewer tiles memory, which brings 10 to 25 GB a second, would be
+// asked for more than it can give, and the loads of what is multiplied wait behind that.
+int64_t bytes_a_quad(int64_t bytes, int64_t rows) {
+  constexpr int64_t kUnit = 8;
+  const int64_t tiles = std::max<int64_t>((rows + kTileRows - 1) / kTileRows, 2);
+  return (bytes / kUnit + tiles - 1) / tiles * kUnit;
+}
 
 void rows_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
              const Ahead& ahead, const Finish* finish) {
   const auto* weights = static_cast<const int8_t*>(ahead.weights);
-  const int lines = lines_a_quad(rows);
+  const int64_t step = bytes_a_quad(kStep, rows);
   int64_t done = 0;
   for (int pass = 0; done < rows; ++pass) {
     const int64_t r = tile_rows(rows - done);
-    const Besides to{weights && pass * lines < 4 ? weights + pass * quads * lines * 64 : nullptr, lines,
+    const Besides to{weights && pass * step < kStep ? weights + pass * quads * step : nullptr, step,
                      ahead.out ? &ahead : nullptr, finish, done};
     switch (r) {
       case 1: tile_s8<1>(a, lda, b, quads, acc, add, to); break;
@@ -418,9 +427,13 @@ __attribute__((noinline)) void tile_groups(const uint8_t* a, int64_t lda, const 
                                            float* sum, const Besides& to) {
   // The zero point of all rows, or of the first.
   const __m512i shared = _mm512_set1_epi32(-tile.x_zero[to.row * tile.x_zero_step]);
-  const int64_t quads = 2 * b.octs, all = b.groups * quads, own = all > kOwnQuads ? all - kOwnQuads : 0;
+  const int64_t quads = 2 * b.octs;
+  // A row of results is called in with each of the last groups: with single quads that would be a branch in each.
+  if (to.out && b.groups < R) to.out->call_out(to.row, R - b.groups);
   const int8_t *ahead = to.weights, *codes = b.codes;
+  const int64_t step = to.step;
   for (int64_t g = 0, q = 0; g < b.groups; ++g) {
+    if (const int64_t r = g + R - b.groups; to.out && r >= 0) to.out->call_out(to.row + r, 1);
     __m512i c[R][4];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
@@ -434,8 +447,7 @@ __attribute__((noinline)) void tile_groups(const uint8_t* a, int64_t lda, const 
       }
     }
     for (const int64_t end = q + quads; q < end; ++q) {
-      if constexpr (kAhead) _mm_prefetch(reinterpret_cast<const char*>(ahead + q * 64), _MM_HINT_T1);
-      if (to.out && q >= own && q - own < R * Ahead::kRowLines) to.out->call_line(to.row, q - own);
+      if constexpr (kAhead) _mm_prefetch(reinterpret_cast<const char*>(ahead + q * step), _MM_HINT_T1);
       multiply_quad(a + q * 4, lda, codes + q * kStep, c);
     }
     const float* scale = tile.w_scale + g * kBlockN;
@@ -465,20 +477,20 @@ void linear_s4(const uint8_t* a, int64_t lda, const uint8_t* b, int8_t* codes, b
   const auto* weights = static_cast<const int8_t*>(ahead.weights);
   const GroupBlock block{codes, octs, groups};
   const Ahead* const out = ahead.out ? &ahead : nullptr;
-  int64_t done = 0;
+  const int64_t first = fill ? kTileRows : 0, step = bytes_a_quad(kStep / 2, tile.rows - first);
+  int64_t done = first;
   if (fill) {
-    ahead.call_out(0, 6);
+    ahead.call_out(0, kTileRows);
     for (int64_t g = 0; g < groups; ++g)
-      group_s4<6, 0, true>({a + g * octs * 8, lda, b + g * octs * kStep, octs, nullptr, 0, tile.x_zero,
-                            tile.x_zero_step, tile.w_sum + g * kBlockN, tile.w_scale + g * kBlockN, sum, g == 0,
-                            nullptr, codes + 2 * g * octs * kStep});
-    finish.rows(0, 6);
-    done = 6;
+      group_s4<kTileRows, 0, true>({a + g * octs * 8, lda, b + g * octs * kStep, octs, nullptr, 0, tile.x_zero,
+                                    tile.x_zero_step, tile.w_sum + g * kBlockN, tile.w_scale + g * kBlockN, sum, g == 0,
+                                    nullptr, codes + 2 * g * octs * kStep});
+    finish.rows(0, kTileRows);
   }
-  for (int64_t called = 0; done < tile.rows;) {
+  for (int64_t pass = 0; done < tile.rows; ++pass) {
     const int64_t r = tile_rows(tile.rows - done);
-    // Two tiles call in half each of what is read next.
-    const Besides to{weights && called < 2 ? weights + called * octs * groups * 128 : nullptr, 0, out, &finish, done};
+    const Besides to{weights && pass * step < kStep / 2 ? weights + pass * 2 * octs * groups * step : nullptr, step,
+                     out, &finish, done};
     const uint8_t* rows = a + done * lda;
     float* sums = sum + done * kBlockN;
     switch (r) {
@@ -491,7 +503,6 @@ void linear_s4(const uint8_t* a, int64_t lda, const uint8_t* b, int8_t* codes, b
     }
     finish.rows(done, done + r);
     done += r;
-    ++called;
   }
 }
 
@@ -550,7 +561,7 @@ void code_sums(const uint8_t* a, int64_t group, int64_t groups, int32_t* sums) {
 const Kernels& kernels_avx512_vnni() {
   static constexpr Kernels table = [] {
     Kernels k = row_table<V>(Isa::avx512_vnni);
-    k.row_block = 48;
+    k.row_block = 96;
     k.gemm_s8 = gemm_s8;
     k.linear_s8 = linear_s8;
     k.gemm_s4 = gemm_s4;

@@ -18,7 +18,7 @@
 namespace pyquant::cpu {
 
 constexpr int64_t kBlockN = 64;       // output channels of one weight block
-constexpr int64_t kMaxRowBlock = 48;  // most rows of one accumulator tile
+constexpr int64_t kMaxRowBlock = 96;  // most rows of one accumulator tile
 constexpr int64_t kRowSlack = 16;     // activation rows are readable up to the next multiple of this
 constexpr int64_t kDirectRows = 4;    // up to here int4 weights are unpacked in registers
 constexpr int64_t kGroupOcts = 1 << 14;

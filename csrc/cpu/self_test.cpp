@@ -31,7 +31,7 @@ bool multiplies(const Kernels& candidate, const Kernels& scalar, Random& random)
     for (auto& v : a) v = mode ? (random.next() & 1 ? 255 : 0) : static_cast<uint8_t>(random.next());
     for (auto& v : b) v = mode ? (random.next() & 1 ? 0x80 : 0x7f) : static_cast<uint8_t>(random.next());
     const auto* w = reinterpret_cast<const int8_t*>(b.data());
-    for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 16, 17, 33, 48}) {
+    for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 16, 17, 33, 48, 67, 96}) {
       for (int64_t quads : {int64_t{16}, int64_t{32}, kQuads}) {
         candidate.begin(rows);
         const auto bytes = static_cast<size_t>(rows * kBlockN) * 4;

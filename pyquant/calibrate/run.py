@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pyquant.calibrate.progress import SavedStatistics
 from pyquant.calibrate.statistics import RangeStatistics
 from pyquant.core import arguments
 from pyquant.core.modes import evaluating
-from pyquant.errors import ArgumentError, CalibrationError
+from pyquant.core.names import listed
+from pyquant.errors import ArgumentError, CalibrationError, QuantizationWarning
 
 LABELS = ("label", "labels")
 
@@ -113,6 +116,8 @@ def run_calibration(
                 continue
             running.clear()
             args, kwargs = to_inputs(batch)
+            if done == 0:
+                check_call(model, args, kwargs, batch)
             try:
                 model(*args, **kwargs)
             except ArgumentError as error:
@@ -136,6 +141,20 @@ def run_calibration(
     return collected
 
 
+def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any) -> None:
+    """Raise ArgumentError where a batch does not give forward() the arguments that it has to have."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # of compiled code
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        got = f"batches ({type(batch).__name__}) from which forward{signature}"[:300] + f" is called wrongly: {error}"
+        allowed = "mappings of keyword arguments, or batch_to_inputs, which makes arguments of a batch"
+        raise ArgumentError("data", got, allowed) from None
+
+
 def silent_in(collected: Collected) -> list[str]:
     """Targets that saw no data."""
     return [name for name, roles in collected.items() if any(s.count == 0 for s in roles.values())]
@@ -145,6 +164,26 @@ def refuse_silent(silent: Sequence[str], total: int) -> None:
     """Raise CalibrationError where there are any."""
     if silent:
         raise CalibrationError(f"{len(silent)} of {total} layers saw no data: {', '.join(silent)}")
+
+
+def warn_of_own_data(what: str) -> None:
+    """One QuantizationWarning where this is one of several processes: each finds ranges in its own share of the data,
+    and with them another model."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        advice = (
+            "give every process the same data, or calibrate with reduce=True (insert_fake_quantize_, "
+            "QuantizationCalibrator().calibrate_model(reduce=True), convert_: docs/distributed.md)"
+        )
+        told = f"{what} in each of {dist.get_world_size()} processes for itself"
+        warnings.warn(f"{told}: models differ where their data do; {advice}", QuantizationWarning, 3)
+
+
+def warn_of_zeros(names: Sequence[str]) -> None:
+    """One QuantizationWarning for tensors of which the data showed nothing but zeros."""
+    if names:
+        what = f"the data held only zeros for {listed(list(names), 5)}: a scale of 1 stands for the range"
+        advice = "calibrate with other data, after training, or take a dynamic scheme there"
+        warnings.warn(f"{what}, and larger numbers will be rounded to whole ones; {advice}", QuantizationWarning, 3)
 
 
 def too_few(asked: int, given: int) -> CalibrationError:

@@ -4,7 +4,6 @@ another tool, the same weights; in floating point, quantised layer by layer, or 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Iterator
 from itertools import islice
@@ -14,11 +13,12 @@ from torch import nn
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.models import MODEL_HELP, empty_model, load_batches, model_factory
+from pyquant.cli.options import check_batches
+from pyquant.cli.outputs import check_checkpoint
 from pyquant.cli.progress import ProgressBar, Stages
 from pyquant.cli.quantize import improvers_named, print_kinds, recipe_named, with_batches, with_options
 from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.errors import ArgumentError
-from pyquant.io.checkpoint import refuse_foreign
 from pyquant.io.foreign import ACTIVATIONS_AS, open_foreign
 from pyquant.io.foreign.source import Source
 from pyquant.nn.indivisible import CHOICES
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--recipe", metavar="FILE", help="the same as a recipe says: YAML, TOML or JSON; with --data")
     how.add_argument("--preset", metavar="NAME", help="the same by a recommended recipe; with --data")
     add("--data", metavar="FN", help=f"with --scheme and the like: {DATA_HELP}")
-    add("--batches", type=int, default=None, metavar="N", help="of the data (default: all; of a recipe: what it says)")
+    add("--batches", type=int, metavar="N", help="of the data (default: all; of a recipe: what it says)")
     add("--improve", nargs="+", default=[], metavar="NAME", help="with --data: improvers, as of `pyquant quantize`")
     add("--cache", metavar="DIR", help="with --data: inputs of blocks lie there, not in memory")
     add("--skip", nargs="+", default=[], metavar="PATTERN", help="with --scheme: layers to leave: name, glob, re:...")
@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     import pyquant
     from pyquant.integrations.transformers import copy_companions
 
+    check_batches(args)
     given = next((f"--{name}" for name in ("scheme", "recipe", "preset") if getattr(args, name)), None)
     for name in _OF_CODES if given else _OF_FLOATS:
         if getattr(args, name):
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("PATH", f"{args.path}, no such file or folder", _PATH_HELP)
     if given and not Path(args.path).is_dir():
         raise ArgumentError("PATH", f"{args.path}, a file, with {given}", _PATH_HELP)
-    _check_out(args.out)
+    check_checkpoint("OUT", args.out)
     if args.data:
         model, what = _of_data(args)
     else:
@@ -115,21 +116,6 @@ def run(args: argparse.Namespace) -> int:
     print_kinds(model)
     print(f"{what} -> {args.out}; check it with: pyquant verify {shlex.quote(args.out)}")
     return 0
-
-
-def _check_out(out: str) -> None:
-    """What can be known of where the work will go, before the work and not after it."""
-    if not out:
-        raise ArgumentError("OUT", "nothing", "a folder, new or existing")
-    place = Path(out)
-    if place.is_dir():
-        refuse_foreign(place, os.listdir(place))
-        return
-    if place.is_symlink() and not place.exists():
-        raise ArgumentError("OUT", f"{out}: a link to nothing", "a folder, new or existing")
-    there = next((path for path in (place, *place.absolute().parents) if path.exists()), place)
-    if not there.is_dir():
-        raise ArgumentError("OUT", f"{out if there == place else there}: a file", "a folder, new or existing")
 
 
 def _of_codes(args: argparse.Namespace) -> tuple[nn.Module, str]:

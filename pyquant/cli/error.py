@@ -6,6 +6,8 @@ import argparse
 
 from pyquant.cli.calibrate import DATA_HELP, counted
 from pyquant.cli.models import MODEL_HELP, load_batches, model_factory, usual_batches
+from pyquant.cli.options import check_batches
+from pyquant.cli.outputs import check_file
 from pyquant.cli.progress import ProgressBar
 
 _EXAMPLES = """\
@@ -36,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.mixed_precision.loss.layer_errors import error_report
     from pyquant.report.error import error_table, write_errors
 
+    check_batches(args)
+    check_file("--out", args.out, (".md", ".csv", ".json"))
     factory, data = (
         model_factory(args.against, "--against"),
         load_batches(args.data, "--data", args.against, "--against"),
@@ -44,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     batches, count = usual_batches(data(), args.batches)
     with ProgressBar("error", max(count, 1)) as shown:
         report = error_report(model, factory(), counted(batches, shown), count)
+    written = write_errors(report, args.out) if args.out else None  # first: who reads the table may stop
     print(error_table(report))
-    if args.out:
-        print(f"written: {write_errors(report, args.out)}")
+    if written:
+        print(f"written: {written}")
     return 0

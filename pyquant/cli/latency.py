@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
-from pyquant.cli.options import add_formats, formats_of
+from pyquant.cli.options import add_formats, check_batches, formats_of
+from pyquant.cli.outputs import check_file
 from pyquant.cli.progress import ProgressBar
-from pyquant.errors import ArgumentError
 
 _EXAMPLES = """\
 examples:
@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.mixed_precision.latency.measure import measure_latency
     from pyquant.report.latency import to_markdown
 
+    check_batches(args)
     out = Path(args.out)
-    if out.suffix != ".json":
-        raise ArgumentError("--out", args.out, "a file that ends in .json")
+    check_file("--out", args.out, (".json",))
     factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)
     batches = data() if args.batches is not None else list(itertools.islice(data(), 4))
     with ProgressBar("latency", args.rounds) as shown:
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             threads=args.threads,
             progress=tell,
         )
+    saved = table.save(out)  # first: who reads the table may stop
     print(to_markdown(table))
-    print(f"saved in {table.save(out)}")
+    print(f"saved in {saved}")
     return 0

@@ -1,18 +1,21 @@
 """Parses the command line, runs one command, and turns errors into one line and an exit code.
 
 Exit codes: 0 all is well; 1 the command ran and found a problem (a damaged file, bits that differ, a bar missed);
-2 the command was called wrongly; 3 a benchmark stopped before its end; 130 interrupted.
+2 the command was called wrongly; 3 a benchmark stopped before its end; 130 interrupted; 141 nobody read its output.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 
-from pyquant.cli.start import COMMANDS, top_parser
+from pyquant.cli.start import COMMANDS, UNREAD, top_parser
 from pyquant.errors import ArgumentError, PyquantError
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -42,6 +45,30 @@ def _option(argument: str, given: Sequence[str]) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default sys.argv[1:]). -> exit code; argparse's usage errors raise SystemExit(2)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name of a file must not end what was done to it
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # what is written later than here fails unheard
+    except BrokenPipeError:
+        _leave_stdout()
+        return UNREAD
+    except OSError as error:
+        _leave_stdout()
+        print(f"pyquant: error: standard output: {error.strerror or error}", file=sys.stderr)
+        return PROBLEM
+
+
+def _leave_stdout() -> None:
+    """What is still to be written to the standard output goes nowhere, so that the end of the process can write it."""
+    with contextlib.suppress(OSError, ValueError):  # no file at all
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.version:
@@ -55,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         return int(args.run(args))
+    except BrokenPipeError:
+        raise
     except ArgumentError as error:
         option = _option(error.argument or "", sys.argv[1:] if argv is None else argv)
         return _fail(args, ArgumentError(option, error.got, error.allowed) if option else error, USAGE)

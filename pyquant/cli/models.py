@@ -71,7 +71,8 @@ def load_called(text: str, argument: str, allowed: str, *given: str) -> Callable
             signature.bind(*given)
         except TypeError:
             called = f"a callable that takes ({', '.join(given)})" if given else "a callable without arguments"
-            raise ArgumentError(argument, f"{text} takes arguments {signature}"[:200], called) from None
+            takes = f"takes arguments {signature}" if signature.parameters else "takes no arguments"
+            raise ArgumentError(argument, f"{text} {takes}"[:200], called) from None
 
     def call(*values: Any) -> Any:
         try:

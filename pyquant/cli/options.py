@@ -1,4 +1,4 @@
-"""`--formats`: names apart, or between commas, alike in every command."""
+"""Options that are alike in several commands: `--formats`, names apart or between commas; `--batches`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import re
 from collections.abc import Sequence
 from typing import Final
+
+from pyquant.core import arguments
 
 DEFAULT: Final = ("float", "int8", "int4")
 
@@ -27,3 +29,9 @@ def formats_of(words: Sequence[str] | None) -> tuple[str, ...]:
         return DEFAULT
     names = [part.strip() for word in words for part in re.split(r",(?![^(]*\))", word)]
     return tuple(name for name in names if name)
+
+
+def check_batches(args: argparse.Namespace) -> None:
+    """Raise ArgumentError for a --batches that is no number of batches, before any work."""
+    if args.batches is not None:
+        arguments.whole("--batches", args.batches, 1)

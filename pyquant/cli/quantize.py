@@ -15,6 +15,8 @@ from torch import nn
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
+from pyquant.cli.options import check_batches
+from pyquant.cli.outputs import check_checkpoint
 from pyquant.cli.progress import ProgressBar
 from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.errors import ArgumentError
@@ -65,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ranges = parser.add_mutually_exclusive_group()
     ranges.add_argument("--data", metavar="FN", help=f"to calibrate static inputs with: {DATA_HELP}")
     ranges.add_argument("--calibration", metavar="FILE", help="with --recipe: ranges that `pyquant calibrate` wrote")
-    add("--batches", type=int, default=None, metavar="N", help="of the data (default: all; of a recipe: what it says)")
+    add("--batches", type=int, metavar="N", help="of the data (default: all; of a recipe: what it says)")
     add("--improve", nargs="+", default=[], metavar="NAME", help=f"with --data: {', '.join(IMPROVERS)}")
     add("--skip", nargs="+", default=[], metavar="PATTERN", help="layers to leave alone: name, glob, re:...")
     add("--embeddings", action="store_true", help="also Embedding layers, int8 with a scale a row")
@@ -89,10 +91,10 @@ def run(args: argparse.Namespace) -> int:
     import pyquant
     from pyquant.integrations.transformers import copy_companions
 
+    check_batches(args)
     factory = model_factory(args.model)
     quantise = _quantiser(args)  # last: a recipe may name what the modules of model and data register
-    if Path(args.out).exists() and not Path(args.out).is_dir():
-        raise ArgumentError("--out", f"{args.out}: a file", "a folder, new or existing")
+    check_checkpoint("--out", args.out)
     with ProgressBar("quantize", 3) as shown:
         shown.step("building the model")
         model = factory()
@@ -224,7 +226,7 @@ def _batches(
 ) -> Iterable[Any] | None:
     batches = None if data is None else data()
     # improvers, and the comparison of speeds after all else, go through the data more than once
-    again = improves or args.auto
+    again = improves or args.auto or (args.batches is None and not args.recipe)  # or nobody knows how many they are
     return list(islice(batches, args.batches)) if isinstance(batches, Iterator) and again else batches
 
 

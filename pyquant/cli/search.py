@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import replace
-from pathlib import Path
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.models import MODEL_HELP, load_batches, load_eval, model_factory
-from pyquant.cli.options import add_formats, formats_of
+from pyquant.cli.options import add_formats, check_batches, formats_of
+from pyquant.cli.outputs import check_file
 from pyquant.cli.progress import Stages
-from pyquant.errors import ArgumentError
 from pyquant.report.records.search import SearchReport
 from pyquant.report.search import plan_table
 
+_REPORTS = (".html", ".png", ".svg", ".csv", ".md", ".json")
 _EVAL_HELP = (
     "package.module:callable that takes the model and returns its task metric; without it the share of predictions "
     "that stay the float model's counts"
@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.ptq.ranges_file import save_ranges
     from pyquant.recipe import Recipe, SearchParams
 
+    check_batches(args)
     factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)
     score = load_batches(args.score_data, "--score-data", args.model) if args.score_data else None
     eval_fn = load_eval(args.eval, "--eval") if args.eval else None
@@ -91,9 +92,11 @@ def run(args: argparse.Namespace) -> int:
     max_drop = args.max_drop
     if max_drop is None and (eval_fn is not None or all(limit is None for limit in limits)):
         max_drop = asked.max_drop
+    check_file("--out", args.out, (".yaml", ".yml", ".toml", ".json"))
+    check_file("--calibration", args.calibration, (".json",))
+    check_file("--record", args.record, _REPORTS)
     for path in args.report:
-        if Path(path).suffix not in (".html", ".png", ".svg", ".csv", ".md", ".json"):
-            raise ArgumentError("--report", path, "files that end in .html, .png, .svg, .csv, .md or .json")
+        check_file("--report", path, _REPORTS)
     with Stages("search") as shown, using_threads(args.threads):
         plan = pyquant.search(
             factory(),
@@ -125,12 +128,13 @@ def run(args: argparse.Namespace) -> int:
             progress=shown,
         )
     plan = replace(plan, recipe=replace(plan.recipe, qat=base.qat, callback=base.callback, ptq_only=base.ptq_only))
-    print("\n".join(summary(plan.record)))
-    # without static layers a file without ranges: the next command names it whatever the plan is
+    # Written first: who reads the table may stop. Without static layers a file without ranges: the next command names
+    # it whatever the plan is.
     written = [plan.save(args.out), save_ranges(args.calibration, plan.ranges, plan.recipe)]
     if args.record:
         written.append(plan.report(args.record))
     written += [plan.report(path) for path in args.report]
+    print("\n".join(summary(plan.record)))
     print("wrote " + ", ".join(map(str, written)))
     if not any(plan.schemes.values()):
         print("the plan leaves every layer in floating point: there is nothing to quantise")

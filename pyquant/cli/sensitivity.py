@@ -7,7 +7,8 @@ from itertools import islice
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.models import MODEL_HELP, load_batches, load_eval, model_factory, usual_batches
-from pyquant.cli.options import add_formats, formats_of
+from pyquant.cli.options import add_formats, check_batches, formats_of
+from pyquant.cli.outputs import check_folder
 from pyquant.cli.progress import ProgressBar
 from pyquant.core import arguments
 from pyquant.core.names import OUTPUT_METRICS
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mode", default="one-at-a-time", choices=_MODES, help="default: %(default)s")
     add("--loss", default="kl", choices=OUTPUT_METRICS, help="behind noise, fisher, hessian, cumulative; default: kl")
     add("--grouping", default="auto", choices=("auto", "none"), help="auto: q/k/v and gate/up share a format (default)")
-    add("--batches", type=int, metavar="N", help="batches of --data that are used (default: 16, or all of fewer)")
+    add("--batches", type=int, metavar="N", help="batches of --data (default: 16, or all of fewer)")
     add("--repeats", type=int, metavar="N", help="draws of noise, fisher and hessian (default: the metric's own)")
     add("--seed", type=int, default=0, metavar="N", help="of those draws (default: 0)")
     add("--max-drop", type=float, metavar="X", help="print the layers to skip so that the rest loses at most X")
@@ -63,8 +64,10 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.mixed_precision.loss.sensitivity import cost_of, sensitivity
     from pyquant.report.sensitivity import baselines_table, groups_table
 
+    check_batches(args)
     if args.max_drop is not None:
         arguments.number("--max-drop", args.max_drop, 0, infinite=True)
+    check_folder("--out", args.out)
     formats, mode = formats_of(args.formats), _MODES[args.mode]
     factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)()
     SCORERS.find(args.metric, "--metric")  # after the module of the model, which may register it
@@ -76,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
     held_out = None if args.held_out is None else list(load_batches(args.held_out, "--held-out", args.model)())
     data, count = usual_batches(data, args.batches)
     if args.batches is not None:
-        arguments.whole("--batches", count, 1)
         data = list(islice(data, count))
         if len(data) < count:
             raise ArgumentError("--batches", f"{count}", f"at most {len(data)}, the batches that the data has")
@@ -118,15 +120,17 @@ def run(args: argparse.Namespace) -> int:
             journal=args.journal,
             latency=latency,
         )
+    written: list[str] = []
+    if args.out is not None:  # first: who reads the tables may stop
+        paths, left_out = registry.write_possible(report, args.out, _FILES)
+        written = [*(f"wrote {path}" for path in paths), *filter(None, [left_out])]
     if report.task is not None:
         print(baselines_table(report), end="\n\n")  # the float model's metric, which all others are compared with
     print(groups_table(report))
     if args.max_drop is not None:
         _print_skips(report, args.max_drop, args.by)
-    if args.out is not None:
-        written, left_out = registry.write_possible(report, args.out, _FILES)
-        for line in [*(f"wrote {path}" for path in written), *filter(None, [left_out])]:
-            print(line)
+    for line in written:
+        print(line)
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 
 VERSION: Final = "0.1.0"
 USAGE: Final = 2
+UNREAD: Final = 141  # the reader of the output has gone
 
 # Each is a module of this package with add_arguments(parser) and run(args).
 COMMANDS: Final = {
@@ -49,7 +50,7 @@ examples:
   pyquant report results/trade_off.json --out report
 
 exit codes: 0 all is well, 1 a problem was found, 2 called wrongly, 3 a benchmark stopped before its end,
-130 interrupted
+130 interrupted, 141 nobody read the output
 """
 
 
@@ -115,6 +116,13 @@ def answer(words: list[str], program: str) -> str | None:
 
 _told = answer(sys.argv[1:], sys.argv[0]) if getattr(sys, "argv", None) else None
 if _told is not None:
-    sys.stdout.write(_told)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(_told)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(UNREAD) from None
+        sys.stderr.write(f"pyquant: error: standard output: {error.strerror}\n")
+        raise SystemExit(1) from None
     raise SystemExit(0 if sys.argv[1:] else USAGE)

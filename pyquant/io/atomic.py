@@ -30,9 +30,10 @@ class SaveDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._fd, self._owner = -1, os.getpid()
+        self._made: list[Path] = []
 
     def __enter__(self) -> SaveDirectory:
-        _make_directory(self.path)
+        self._made = _make_directory(self.path)
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,10 +45,14 @@ class SaveDirectory:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if os.getpid() == self._owner:  # a child may hold it open; a killed process releases it too
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)
+        if failed is not None:
+            with contextlib.suppress(OSError):  # somebody else's files are in it by now
+                for folder in reversed(self._made):
+                    folder.rmdir()
 
     def names(self) -> list[str]:
         """Names of the entries, sorted."""
@@ -94,19 +99,22 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
     Raises OSError from the file system, with what was there unchanged and nothing left behind.
     """
     path = Path(path)
-    _make_directory(path.parent)
-    with opened(path.parent) as folder:
-        name = f".pyquant-{secrets.token_hex(16)}.file.tmp"
-        try:
-            _write_new(name, data, folder)
-            os.rename(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except FileExistsError:  # belongs to another process
-            raise
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=folder)
-            raise
-        os.fsync(folder)
+    try:
+        _make_directory(path.parent)
+        with opened(path.parent) as folder:
+            name = f".pyquant-{secrets.token_hex(16)}.file.tmp"
+            try:
+                _write_new(name, data, folder)
+                os.rename(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except FileExistsError:  # belongs to another process
+                raise
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+                raise
+            os.fsync(folder)
+    except OSError as error:  # of the file that was asked for, not of the temporary
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     return path
 
 
@@ -215,12 +223,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
 
 
-def _make_directory(path: Path) -> None:
+def _make_directory(path: Path) -> list[Path]:
+    """Makes a folder and its parents. -> those that were missing, outermost first."""
     missing = []
     parent = path.absolute()
     while not parent.exists():
         missing.append(parent)
         parent = parent.parent
-    for directory in reversed(missing):
+    missing.reverse()
+    for directory in missing:
         directory.mkdir(exist_ok=True)
         sync_folder(directory.parent)
+    return missing

@@ -134,7 +134,7 @@ def refuse_foreign(directory: Path, names: Iterable[str]) -> None:
     if manifests.FILE not in there:
         foreign |= there & {CONFIG, INDEX}
     if foreign:
-        allowed = "an empty directory or a pyquant checkpoint"
+        allowed = "a directory without weights and config.json of others, or a pyquant checkpoint"
         raise CheckpointError(f"{directory}: '{min(foreign)}' is not of pyquant; allowed: {allowed}")
 
 

@@ -224,6 +224,8 @@ def added(y: Tensor, order: Tensor, weights: Tensor) -> Tensor:
         y = torch.cat([y, y.new_zeros(1, width)])
         place = place.clamp(max=present)
     terms = y[place].float() * weights.unsqueeze(-1).float()
+    if present < order.numel():  # 0 whatever its weight is, infinity and NaN among it
+        terms = torch.where((place < present).unsqueeze(-1), terms, 0.0)
     if not slots:
         return terms.new_zeros(tokens, width)
     total = terms[:, 0]

@@ -131,7 +131,7 @@ class LinearCall(LinearCodes):
             x = autocast(x)
             if residual is None and self._is_torchs_linear(x, storage):
                 return self._torchs_linear(x, storage)
-            return _tensor(_float(x.to(storage.dtype), storage, self.bias_, residual, *fused, x.dtype))
+            return _tensor(_float(operand_of(storage, x), storage, self.bias_, residual, *fused, x.dtype))
         w, zero_point = self.scheme.weights, self.weight_zero_point
         scaled = (storage, self.weight_scale, zero_point, self.bias_)
         return _tensor(_weight_only(x, *scaled, residual, w.bits, w.group_size or 0, *fused))
@@ -295,6 +295,12 @@ class LinearCall(LinearCodes):
 def _tensor(result: Any) -> Tensor:
     """torch does not say what its ops return; ours return one tensor."""
     return cast(Tensor, result)
+
+
+def operand_of(storage: Tensor, x: Tensor) -> Tensor:
+    """x as the product with a 16-bit layer's weights takes it: in their type on a GPU, as it is for the float32 product
+    of a CPU."""
+    return x.to(storage.dtype) if storage.is_cuda else x
 
 
 def needs_derivative(x: Tensor, residual: Tensor | None) -> bool:

@@ -71,12 +71,15 @@ def check_not_double(model: nn.Module, layers: Iterable[nn.Module]) -> None:
         raise ArgumentError("model", got, "float32, float16 or bfloat16: call model.float() first")
 
 
-def check_not_sharded(model: nn.Module) -> None:
+_INSTEAD: Final = (
+    "quantise first, then parallelize_module or fully_shard; a model that parallelize_module has cut already is for "
+    "quantize_sharded_ of pyquant.integrations.distributed, one that fully_shard has cut for quantize_from_shards_ "
+    "(docs/distributed.md)"
+)
+
+
+def check_not_sharded(model: nn.Module, instead: str = _INSTEAD) -> None:
     """Raise UnsupportedError for a model whose parameters are cut over several processes."""
     for name, parameter in model.named_parameters():
         if any(kind.__name__ == "DTensor" for kind in type(parameter.data).__mro__):
-            raise UnsupportedError(
-                f"parameter '{name}' is a DTensor: quantise first, then parallelize_module or fully_shard; a model "
-                "that parallelize_module has cut already is for quantize_sharded_ of pyquant.integrations.distributed, "
-                "one that fully_shard has cut for quantize_from_shards_ (docs/distributed.md)"
-            )
+            raise UnsupportedError(f"parameter '{name}' is a DTensor: {instead}")

@@ -54,6 +54,8 @@ def quantize(
     check.dtype_in("x", x, FLOATS)
     _qparams(x, scale, zero_point, granularity, group_size)
     check.code_range(qmin, qmax)
+    if zero_point is None and not qmin <= 0 <= qmax:
+        raise ArgumentError("zero_point", None, f"int32 from {qmin} to {qmax}: 0 is none of these codes")
     return x.new_empty(x.shape, dtype=torch.int8)
 
 

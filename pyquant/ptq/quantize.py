@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyquant.calibrate.run import warn_of_own_data
 from pyquant.core import arguments
 from pyquant.core.modes import outside_inference_mode
 from pyquant.core.scheme import QScheme
@@ -178,6 +179,7 @@ def _twins_from_data(
     is_static = any(fate.layer is not None and fate.layer.scheme.is_static for fate in fates)
     if not improve and not is_static:
         return {}
+    warn_of_own_data("quantize_ calibrates")
     layers = [fate for fate in fates if fate.layer is not None and isinstance(fate.site.module, tuple(SIMULATED))]
     twins = twins_of(layers, simulated)
     undo: list[Undo] = []

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyquant.core.scheme import QScheme
 from pyquant.ops.autograd import rows_of
+from pyquant.qat.first_derivatives import once_only
 from pyquant.qat.kept import Kept, can_keep
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.weight import copied
@@ -192,4 +193,4 @@ class _IntegerProduct(torch.autograd.Function):
                 grad_w = _ops.fake_quantize_backward(grad_w, w_mask)
         if ctx.needs_input_grad[2]:
             grad_b = rows.sum(0, dtype=torch.float32).to(bias_dtype)
-        return (grad_x, grad_w, grad_b, grad_x_scale, grad_w_scale, *(None,) * 12)
+        return once_only((grad_x, grad_w, grad_b, grad_x_scale, grad_w_scale, *(None,) * 12))

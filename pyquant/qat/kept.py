@@ -1,21 +1,21 @@
 """What is computed from a weight once and used until the weight changes.
 
 Whoever changes a tensor in place raises its version, so one comparison shows whether the result is still good. Two ways
-round that exist, `.data` and FSDP's shards, hence a second check: on a CPU sums of the bits of the weight are compared,
-which every change of one element changes; elsewhere (where looking would wait for the device) nothing outlives a
-backward pass.
+round that exist, `.data` and FSDP's shards, hence a second check: on a CPU a fingerprint of the weight's bits is
+compared; elsewhere (where looking would wait for the device) nothing outlives a backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from pyquant.ops.load import native_available
+
 T = TypeVar("T")
-SAMPLES: Final = 64
 
 
 class Kept(Generic[T]):
@@ -25,13 +25,13 @@ class Kept(Generic[T]):
         self.value: T | None = None
         self.made = 0  # how often the value was computed; read by tests
         self._key: Any = None
-        self._marks: list[Tensor] = []
+        self._marks: list[int | Tensor] = []
 
     def get(self, make: Callable[[T | None], T], *of: Tensor) -> T:
         """The value for the tensors `of`; make(old value) gives a new one where they have changed."""
         key = [(t._version, t.data_ptr(), t.dtype, t.device, t.shape) for t in of]
-        marks = [mark for t in of if t.device.type == "cpu" for mark in _marks(t)]
-        if self.value is None or key != self._key or not all(map(torch.equal, marks, self._marks)):
+        marks = [mark_of(t) for t in of if t.device.type == "cpu"]
+        if self.value is None or key != self._key or not all(map(_is_same, marks, self._marks)):
             self._key = None  # an exception in between must not leave half a value behind
             self.value = make(self.value)
             self._key, self._marks = key, marks
@@ -68,13 +68,16 @@ def can_keep(weight: Tensor) -> bool:
     )
 
 
-def _marks(tensor: Tensor) -> tuple[Tensor, ...]:
-    """What tells whether a contiguous tensor has changed: the sum of each row's bits, modulo 2^32, which any change of
-    one element changes, and some elements, for what leaves the sums as they are (columns that change places)."""
-    flat = tensor.detach().reshape(-1)
-    if not flat.numel():
-        return (flat,)
-    rows = tensor.shape[0] if tensor.dim() > 1 else 1
-    word = torch.int32 if flat.numel() // rows * flat.element_size() % 4 == 0 else torch.int16
-    sums = flat.view(word).reshape(rows, -1).sum(1, dtype=torch.int32)
-    return sums, flat[:: (flat.numel() // SAMPLES) | 1].clone()
+def mark_of(tensor: Tensor) -> int | Tensor:
+    """What tells whether a contiguous tensor of a CPU has changed: a hash of its bits that the compiled library reads
+    as fast as memory is; without it a copy."""
+    if native_available():
+        return int(torch.ops.pyquant._fingerprint(tensor.detach()))
+    return tensor.detach().clone()
+
+
+def _is_same(mark: int | Tensor, other: int | Tensor) -> bool:
+    if isinstance(mark, Tensor) and isinstance(other, Tensor):
+        bits = (t.reshape(-1).view(torch.uint8) for t in (mark, other))
+        return torch.equal(*bits)
+    return bool(mark == other)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.errors import ArgumentError
+from pyquant.qat.first_derivatives import once_only
 from pyquant.qat.kept import Kept, can_keep
 from pyquant.qat.weight import Rounded, copied, rounded_into
 from pyquant.simulate.fake_quantize import FLOOR_KEY, FakeQuantize, How
@@ -160,4 +161,4 @@ class _LearnedStep(torch.autograd.Function):
             ctx.after()
         x, positive, zero_point = ctx.saved_tensors
         grad_x, grad_scale = _ops.fake_quantize_lsq_backward(grad, x, positive, zero_point, *ctx.how)
-        return grad_x, grad_scale * ctx.factor, None, None, None, None, None, None
+        return once_only((grad_x, grad_scale * ctx.factor, *(None,) * 6))

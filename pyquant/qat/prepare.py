@@ -16,6 +16,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.fates import twins_of
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
+from pyquant.nn.refusals import check_not_sharded
 from pyquant.nn.sites import Config, Filter, Site, find_sites, rules_of
 from pyquant.nn.swap import as_it_is, swap_modules, undone_on_error
 from pyquant.qat.guards import check_trainable, warn_of_bad_starts
@@ -79,6 +80,7 @@ def prepare_qat_(
     """
     if not isinstance(model, nn.Module) or is_simulated(model) or isinstance(model, tuple(SIMULATED)):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains layers")
+    check_not_sharded(model, "prepare_qat_ first, then fully_shard (docs/qat.md 7)")
     if is_recipe(config) and not isinstance(config, Recipe):
         config = Recipe.load(cast(str, config))
     simulating = list(find_sites(model, tuple(SIMULATED.values())))
@@ -110,10 +112,20 @@ def prepare_qat_(
             raise ArgumentError("config", "no layer", "a config that means at least one layer with 8- or 4-bit weights")
         learns.check_used()
         put_new = partial(put_in, model, fates, new, "prepare_qat_", cast(FqnConfig, rules), filter_fn)
+    _check_not_wrapped(model, new)
     with undone_on_error(as_it_is(model)):  # a warning that the caller made an error is one, too
         put_new()
         warn_of_bad_starts((names[0], layer) for names, layer in new)
     return model
+
+
+def _check_not_wrapped(model: nn.Module, new: Iterable[tuple[Any, nn.Module]]) -> None:
+    """DistributedDataParallel has listed the parameters and buffers that it keeps equal: none that are made now."""
+    wrapped = any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())
+    fakes = [fake for _, layer in new for fake in layer.fake_quantizers().values()]  # type: ignore[operator]
+    if wrapped and any(isinstance(fake, LearnedFakeQuantize) for fake in fakes):
+        got = "a DistributedDataParallel, whose processes would each learn ranges of their own"
+        raise ArgumentError("model", got, "the model inside: prepare_qat_ first, then wrap it (docs/qat.md 7)")
 
 
 def _check_same(sites: list[Site], rules: FqnConfig | None, filter_fn: Filter | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from torch import nn
 
 from pyquant.calibrate import Range, compute_range, run_calibration
-from pyquant.calibrate.run import refuse_silent
+from pyquant.calibrate.run import refuse_silent, warn_of_zeros
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.simulate.fake_quantize import FakeQuantize
@@ -96,6 +96,7 @@ def set_ranges(
     refuse_silent([name for name, range_ in ranges.items() if range_ is None], len(fakes))
     count_tokens(model, fakes, {name: found[name][1] for name in fakes})
     known = {name: range_ for name, range_ in ranges.items() if range_ is not None}
+    warn_of_zeros([name for name, range_ in known.items() if not bool(range_.amax.any())])
     for name, fake in fakes.items():  # all are known before the first is set
         fake.set_range(known[name])
     return known

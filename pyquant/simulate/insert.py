@@ -15,6 +15,7 @@ from pyquant.nn.convert import integer_twin
 from pyquant.nn.fates import Fate, LayerScheme, Said, Swap, carry_out, fate_of, said_by, twins_of, wishes_of
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
+from pyquant.nn.refusals import check_not_sharded
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, wished_floats
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
@@ -122,6 +123,11 @@ def replace_simulating(model: nn.Module, make: Callable[[Any], nn.Module], undo:
     """Every simulating layer becomes make(layer). undo receives the steps back, for a caller that may still fail."""
     if not isinstance(model, nn.Module) or is_simulated(model):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains simulating layers")
+    check_not_sharded(
+        model,
+        "take the whole state (torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True) "
+        "into a model that is prepared in the same way and not cut, and convert that (docs/qat.md 7)",
+    )
     sites = list(find_sites(model, tuple(SIMULATED.values())))
     if not sites:
         raise ArgumentError("model", f"a {type(model).__name__} without fake quantisation", "a prepared model")

@@ -220,8 +220,12 @@ def test_percentile_100_is_max_and_a_percentile_of_zeros_is_refused() -> None:
     statistics = HistogramStatistics()
     statistics.observe(torch.cat([torch.zeros(100_000), torch.tensor([0.3])]))
     assert amax(statistics, calibrator="percentile", percentile=100) == pytest.approx(0.3)
-    with pytest.raises(CalibrationError, match="99"):
+    with pytest.raises(CalibrationError, match=r"percentile 99 .* zeros"):
         amax(statistics, calibrator="percentile", percentile=99.0)
+    far = HistogramStatistics()
+    far.observe(torch.cat([torch.linspace(1, 2, 100_000), torch.tensor([1e7])]))
+    with pytest.raises(CalibrationError, match=r"below 2\^-20 of the largest"):  # there is no zero
+        amax(far, calibrator="percentile", percentile=99.0)
 
 
 # ---- the rest

@@ -15,6 +15,7 @@ import pyquant
 from pyquant.calibrate import HistogramStatistics, RangeStatistics, run_calibration
 from pyquant.calibrate.progress import FILE
 from pyquant.errors import ArgumentError, CalibrationError, CheckpointError, NonFiniteError
+from pyquant.simulate.calibrate import calibrate_
 
 
 class Watched(nn.Linear):
@@ -297,3 +298,30 @@ def test_a_batch_of_another_type_is_named_with_its_layer(dtype: torch.dtype) -> 
     model = pyquant.prepare_(nn.Sequential(nn.Linear(4, 2)), {"calib_params": {"num_calib_batches": 1}})
     with pytest.raises(pyquant.ArgumentError, match=r"(int64|complex64) \[3, 4\] \(0\.input, batch 0\)"):
         pyquant.calibrate_recipe_(model, {"calib_params": {"num_calib_batches": 1}}, [torch.ones(3, 4, dtype=dtype)])
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.first(x) + y
+
+
+def test_batches_that_forward_does_not_take_are_told_with_the_way_out() -> None:
+    data = [(torch.ones(2, 4), torch.ones(2, 4))] * 2
+    with pytest.raises(ArgumentError, match=r"'data'.*missing a required argument: 'y'.*batch_to_inputs"):
+        pyquant.quantize_(TwoInputs(), "W8A8", data=data)
+    pyquant.quantize_(TwoInputs(), "W8A8", data=data, batch_to_inputs=lambda batch: batch)
+
+
+@pytest.mark.parametrize("method", ["max", "percentile", "mse", "entropy"])
+def test_a_range_of_zeros_only_is_told(method: str) -> None:
+    """A branch behind a gate that is closed until it is trained: its scale would be 1, whatever comes."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.init.zeros_(model[0].weight)
+    nn.init.zeros_(model[0].bias)
+    pyquant.insert_fake_quantize_(model, pyquant.W8A8())
+    with pytest.warns(pyquant.QuantizationWarning, match=r"only zeros for 1\.input: a scale of 1"):
+        calibrate_(model, [torch.randn(8, 4)], 1, method=method)

@@ -130,7 +130,7 @@ def test_paths_are_looked_at_before_the_work(folder: Path, capsys: pytest.Captur
     before = {file.name: file.read_bytes() for file in floats.iterdir()}
     assert main(["convert", "floats", "floats", *words]) == 1
     told = capsys.readouterr().err
-    assert "is not of pyquant; allowed: an empty directory or a pyquant checkpoint" in told
+    assert "is not of pyquant; allowed: a directory without weights and config.json of others" in told
     assert "quantising" not in told
     assert before == {file.name: file.read_bytes() for file in floats.iterdir()}
 

@@ -126,3 +126,49 @@ def test_python_dash_m() -> None:
     assert run.returncode == 1
     assert run.stdout == ""
     assert run.stderr.startswith("pyquant: error: no-such-folder")
+
+
+class Gone:
+    """A standard output whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def flush(self) -> None:
+        pass
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+def test_a_reader_that_leaves_is_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not 1, which says that a problem was found."""
+    monkeypatch.setattr("sys.stdout", Gone())
+    assert command.main(["--version"]) == 141
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["doctor"]])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_closed_pipe_and_a_full_disk_end_quietly(words: list[str], buffered: bool) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "" if buffered else "1"}
+    start = [sys.executable, "-m", "pyquant", *words]
+    run = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+    assert run.stdout is not None
+    run.stdout.close()
+    _, told = run.communicate()
+    assert (run.returncode, told) == (141, "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(start, stdout=full, stderr=subprocess.PIPE, env=environment, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pyquant: error: ")
+    assert line.endswith("No space left on device")
+
+
+def test_names_that_a_terminal_cannot_show_end_no_command(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    start = [sys.executable, "-m", "pyquant", "inspect", str(tmp_path / "ü")]
+    run = subprocess.run(start, capture_output=True, env=environment, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr.startswith("pyquant: error: ")
+    assert "\\xfc" in run.stderr

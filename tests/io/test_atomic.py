@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -181,3 +182,32 @@ def test_every_file_is_flushed_before_its_name_and_every_name_before_the_next_st
     wanted = [shard[0], "dir", manifest, "dir", config, "dir", index, "dir", config, "dir", manifest, "dir", shard[1]]
     accept.t0(steps, wanted)
     accept.t0(log[-1], ("unlink", shard[1]))
+
+
+def test_an_error_is_about_the_file_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pyquant.io.atomic._write_new", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/made/file.json'"):
+        write_file(tmp_path / "made" / "file.json", b"x")
+    monkeypatch.undo()
+    with pytest.raises(OSError, match=r"'/proc/c.json'"):
+        write_file("/proc/c.json", b"x")
+
+
+def test_a_save_that_fails_leaves_no_folder_that_it_made(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for path in (tmp_path / "there", tmp_path / "new/inner"):
+        with pytest.raises(ZeroDivisionError), SaveDirectory(path):
+            raise ZeroDivisionError
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+    def fails_late() -> None:
+        with SaveDirectory(tmp_path / "kept"):
+            (tmp_path / "kept/file").write_text("")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails_late()
+    assert (tmp_path / "kept/file").exists()

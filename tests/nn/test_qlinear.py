@@ -363,3 +363,13 @@ def test_16_bit_weights_that_the_type_does_not_hold_are_refused() -> None:
             QLinear.from_float(linear, pyquant.FP16())
         if value == value:
             assert QLinear.from_float(linear, pyquant.FP16("bfloat16"))(torch.ones(1, 8)).isfinite().all()
+
+
+def test_float32_inputs_of_a_16_bit_layer_keep_their_digits_and_range_on_a_cpu() -> None:
+    draw = problems.Draw(problems.BASE_SEED, "float32 into 16 bits", 0)
+    q = QLinear.from_float(nn.Linear(128, 24), pyquant.FP16())
+    for x in (draw.normal(9, 128), torch.full((1, 128), 7e4), torch.full((1, 128), 1e-8)):
+        magnitude = x.abs().double() @ q.codes.abs().double().t() + q.bias.abs().double()
+        exact = x.double() @ q.codes.double().t() + q.bias.double()
+        bound = 128 * 2.0**-24 * magnitude + exact.abs() * 2.0**-23  # docs/numerics.md 8
+        assert bool(((q(x).double() - exact).abs() <= bound).all())

@@ -366,6 +366,9 @@ def test_wrong_tensors_are_refused_by_name() -> None:
         (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4) - 1, spec(4, 8)), "w_scale"),
         (lambda x: ops.weight_only_linear(x, x.to(torch.int8), torch.ones(4), w_bits=3), "w_bits"),
         (lambda x: ops.float_linear(x, x, out_dtype=torch.int8), "out_dtype"),
+        (lambda x: ops.quantize(x, torch.ones(1), qmin=5, qmax=6), "zero_point"),
+        (lambda x: ops.quantize(x, torch.ones(1), qmin=-6, qmax=-5), "zero_point"),
+        (lambda x: ops.fake_quantize(x, torch.ones(1), qmin=5, qmax=6), "zero_point"),
     ],
 )
 def test_wrong_values_are_refused_by_name(call: Callable[[torch.Tensor], Any], argument: str) -> None:

@@ -221,6 +221,21 @@ def test_layers_with_dynamic_inputs_take_codes_with_a_scale_a_row() -> None:
     assert taken >= 60
 
 
+def test_sums_of_unsigned_codes_finish_as_the_whole() -> None:
+    """Their zero point is in their own terms, beyond the range of signed ones, and is in the sums already."""
+    layout = ops.layout_for(torch.device("cpu"))
+    words = ops.LinearSpec(5, 12, input="static", x_symmetric=False, layout=layout).to_ints()
+    draw = problems.Draw(problems.BASE_SEED, "unsigned sums", 0)
+    w, x = (torch.tensor([[draw.integer(0, 100) for _ in range(12)] for _ in range(n)]) for n in (5, 3))
+    zero = torch.tensor([200], dtype=torch.int32)
+    packed = ops.pack_linear((w - 50).to(torch.int8), torch.rand(5) + 0.1, words, None, torch.tensor([0.25]), zero)
+    codes = (x + 150).to(torch.uint8)
+    sums = ops.qlinear(codes, packed, None, words, torch.int32)
+    assert torch.equal(sums, ((x + 150 - 200) @ (w - 50).t()).to(torch.int32))
+    want = ops.qlinear(codes, packed, None, words, torch.float32)
+    assert torch.equal(ops.qlinear(sums, packed, None, words, torch.float32), want)
+
+
 def test_sums_of_parts_of_k_finish_as_the_whole() -> None:
     """What ranks that share the columns of a weight do: accumulators of each part, their sum, the epilogue once."""
     taken = 0

@@ -83,8 +83,19 @@ def test_wrong_arguments_are_named(argument) -> None:
         gptq_codes(**given)
 
 
+@pytest.mark.parametrize("factor", [2.0**-100, 2.0**-60, 2.0**60])
+def test_codes_do_not_depend_on_the_size_of_the_inputs(factor: float) -> None:
+    """Whose squares float32 does not hold."""
+    scheme = W4A16(group_size=None)
+    assert torch.equal(gptq_codes(WEIGHT, scheme, INPUTS * factor)[0], gptq_codes(WEIGHT, scheme, INPUTS)[0])
+
+
 def test_numbers_that_are_none_are_refused() -> None:
     scheme = W4A16(group_size=None)
+    with pytest.raises(NonFiniteError, match="'inputs'"):
+        gptq_codes(WEIGHT, scheme, INPUTS * torch.inf)
+    with pytest.raises(NonFiniteError, match="'hessian'"):
+        gptq_codes(WEIGHT, scheme, hessian=torch.full((16, 16), torch.nan))
     with pytest.raises(NonFiniteError):
         gptq_codes(WEIGHT, scheme, INPUTS * torch.nan)
     with pytest.raises(NonFiniteError):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from qat_models import SCHEMES, draw, mlp, prepared
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pyquant import convert_
+from pyquant import convert_, prepare_qat_, quantize_
 from pyquant.qat.prepare import range_parameters
 
 STEPS, WORLD = 3, 2
@@ -92,8 +95,43 @@ def fsdp(rank: int, results: Path) -> None:
     mixed(batch()[0]).float().sum().backward()
 
 
+def refused(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "not refused"
+
+
+def wrong_order(rank: int, results: Path) -> None:
+    """What has to be done before a model is wrapped or cut, and what takes no model that is."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from pyquant.integrations.distributed import PyquantColwise
+
+    x = draw("ddp").normal(16, 32)
+    told: dict[str, str] = {}
+    wrapped = nn.parallel.DistributedDataParallel(mlp("ddp"))
+    told["ddp learned"] = refused(lambda: prepare_qat_(wrapped, SCHEMES["W8A8Dynamic"], learn_amax=["*.weight"]))
+    told["ddp dynamic"] = refused(lambda: prepare_qat_(wrapped, SCHEMES["W8A8Dynamic"]))
+    cut = fully_shard(prepared(mlp("ddp"), SCHEMES["W8A8Dynamic"], x))
+    told["convert_"] = refused(lambda: convert_(cut))
+    told["prepare_qat_"] = refused(lambda: prepare_qat_(fully_shard(mlp("ddp")), SCHEMES["W8A8Dynamic"]))
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+    training = prepared(mlp("ddp"), SCHEMES["W8A8Dynamic"], x)
+    told["PyquantColwise"] = refused(lambda: parallelize_module(training, mesh["tp"], {"0": PyquantColwise()}))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quantize_(mlp("ddp"), "W8A8", data=[x[rank * 8 : rank * 8 + 8]], check_speed=False)
+        quantize_(mlp("ddp"), "W8A8Dynamic", check_speed=False)
+    told["quantize_"] = "; ".join(str(w.message) for w in caught)
+    (results / f"{rank}.json").write_text(json.dumps(told))
+
+
 def worker(rank: int, results: Path) -> None:
-    for run in (ddp, fsdp):
+    for run in (ddp, fsdp, wrong_order):
         folder = results / run.__name__
         folder.mkdir(exist_ok=True)
         run(rank, folder)
@@ -131,3 +169,16 @@ def test_two_processes_train_as_one(results: Path, kind: str, case: int) -> None
 
 def test_scales_in_a_mixed_precision_policy_are_refused(results: Path) -> None:
     assert "mixed-precision policies" in (results / "fsdp" / "error.0").read_text()
+
+
+def test_calls_in_the_wrong_order_say_the_right_one(results: Path) -> None:
+    for rank in range(WORLD):
+        told = json.loads((results / "wrong_order" / f"{rank}.json").read_text())
+        assert "DistributedDataParallel" in told["ddp learned"]
+        assert "then wrap it" in told["ddp learned"]
+        assert told["ddp dynamic"] == "not refused"
+        assert "is a DTensor" in told["convert_"]
+        assert "get_model_state_dict" in told["convert_"]
+        assert "prepare_qat_ first, then fully_shard" in told["prepare_qat_"]
+        assert "whose rounding is trained" in told["PyquantColwise"]
+        assert told["quantize_"].count("quantize_ calibrates in each of 2 processes for itself") == 1

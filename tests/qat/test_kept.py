@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pyquant.core.presets import W4A8, W8A8Dynamic
-from pyquant.qat.kept import Kept, _marks
+from pyquant.qat.kept import Kept, mark_of
 from pyquant.qat.weight import WeightFakeQuantize
 from pyquant.simulate.fake_quantize import FakeQuantize
 
@@ -77,6 +77,43 @@ def test_rows_and_columns_that_change_places_through_data_are_seen() -> None:
         assert torch.equal(fake(layer.weight).detach(), plain(layer))
 
 
+CHANGES = {
+    "doubled": lambda row: row.mul_(2),
+    "halved": lambda row: row.mul_(0.5),
+    "negated": lambda row: row.neg_(),
+    "reversed": lambda row: row.copy_(row.flip(0)),
+    "every other one negated": lambda row: row[1::2].neg_(),
+    "two of them negated": lambda row: row[101:104:2].neg_(),
+    "shuffled": lambda row: row.copy_(row[torch.randperm(len(row), generator=draw("shuffled").generator)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", [512, 1024])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_row_that_changes_as_a_whole_through_data_is_seen(change: str, k: int, dtype: torch.dtype) -> None:
+    """No sum of bits does that: of 512 exponents it does not know a double, of as many signs of either kind no
+    negative, and an even number of top bits is none."""
+    layer = prepared(nn.Sequential(linear(k, 70)), W8A8Dynamic())[0].to(dtype)
+    fake = layer.weight_fake_quant
+    layer.weight.data[3] = torch.cat([draw("half").normal(k // 2)] * 2) * torch.tensor([1.0, -1.0]).repeat(k // 2)
+    for part in (layer.weight.data[3], layer.weight.data[69], layer.weight.data[:, :128].t()):
+        fake(layer.weight)
+        CHANGES[change](part)
+        assert torch.equal(fake(layer.weight).detach(), plain(layer))
+
+
+def test_without_the_compiled_library_a_copy_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyquant.qat.kept.native_available", lambda: False)
+    kept: Kept[float] = Kept()
+    w = torch.tensor([1.0, torch.nan, 0.0])
+    values = [kept.get(lambda old: w[2].item(), w) for _ in range(2)]
+    w.data[2] = -0.0
+    assert values == [0.0, 0.0]
+    assert str(kept.get(lambda old: w[2].item(), w)) == "-0.0"
+    assert kept.made == 2
+
+
 def test_changes_that_versions_do_not_tell() -> None:
     layer = one_layer()
     fake = layer.weight_fake_quant
@@ -99,7 +136,7 @@ def test_the_staleness_check_can_fail() -> None:
     w = torch.ones(100)
     make = lambda old: w.sum().item()  # noqa: E731
     kept.get(make, w)
-    kept._marks = list(_marks(w * 2))
+    kept._marks = [mark_of(w * 2)]
     w.data.mul_(2)
     assert kept.get(make, w) == 100.0  # stale: the forged marks say that nothing has changed
 

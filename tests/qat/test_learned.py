@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pyquant import ArgumentError, QuantizationWarning, convert_, prepare_qat_, quantization_report
 from pyquant.core.presets import W4A4, W4A8, W8A8, W8A8Dynamic
 from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import UnsupportedError
 from pyquant.qat.learned import FLOOR, LearnedFakeQuantize
 from pyquant.qat.prepare import range_parameters
 from pyquant.simulate.fake_quantize import FakeQuantize
@@ -238,3 +239,24 @@ def test_states_without_a_floor_and_quantisers_without_one() -> None:
     assert torch.equal(plain[0].weight_fake_quant.scale, model[0].weight_fake_quant.scale)
     with pytest.raises(RuntimeError, match="ceiling"):
         plain.load_state_dict({**model.state_dict(), "0.weight_fake_quant.ceiling": x})
+
+
+@pytest.mark.parametrize(("forward", "learn"), [("int8", False), ("simulated", True), ("int8", True)])
+def test_second_derivatives_are_refused_where_they_would_be_wrong(forward: str, learn: bool) -> None:
+    model = prepared(
+        mlp("twice"),
+        SCHEMES["W8A8"] if learn else W8A8Dynamic(),
+        draw("t").normal(8, 32),
+        learn_amax=learn,
+        forward=forward,
+    )
+    x = draw("twice").normal(8, 32).requires_grad_()
+    (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)  # as a gradient penalty begins
+    with pytest.raises(UnsupportedError, match="second derivatives"):
+        grad.norm().backward()
+    model(x).square().sum().backward(create_graph=True)  # first ones are what they are without
+    twice = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x).square().sum().backward()
+    for a, p in zip(twice, model.parameters(), strict=True):
+        assert torch.equal(a, p.grad)

@@ -35,7 +35,8 @@ def percentile(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
         low = 0 - _quantile(data.negative, share, whole, -data.low)
         chosen = Range(low.to(torch.float32), high.to(torch.float32))
     if bool(((chosen.amax == 0) & (data.amax[:, 0] > 0)).any()):
-        what = f"percentile {scheme.percentile:g} of the data is 0 (nearly all are zeros) but they are not all 0"
+        asked = f"percentile {scheme.percentile:g} of the data"
+        what = f"{asked} is 0, or below 2^-20 of the largest number (nearly all are zeros, or one is far away)"
         raise CalibrationError(f"{what}; choose a larger percentile or another calibrator")
     return chosen
 

@@ -22,7 +22,7 @@ from pyquant.integrations.distributed.layer import SharedQLinear
 from pyquant.integrations.distributed.layouts import Layouts, bounds, is_last
 from pyquant.integrations.distributed.sums import share_of, summed, token_params
 from pyquant.nn.kernel_info import KernelInfo
-from pyquant.nn.linear_call import needs_derivative, signed, unpacked
+from pyquant.nn.linear_call import needs_derivative, operand_of, signed, unpacked
 from pyquant.nn.linear_state import traced
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.straight_through import limits
@@ -170,7 +170,7 @@ class RowwiseQLinear(SharedQLinear):
         if isinstance(x, QTensor):
             raise ArgumentError("x", "a QTensor", f"a float tensor: scheme {self.scheme} does not take codes")
         if self.scheme.is_float:
-            part = _ops.float_linear.default(x.to(self.storage.dtype), self.storage, out_dtype=torch.float32)
+            part = _ops.float_linear.default(operand_of(self.storage, x), self.storage, out_dtype=torch.float32)
         else:
             w, zero_point = self.scheme.weights, self.weight_zero_point
             how = {"w_bits": w.bits, "group_size": w.group_size or 0, "out_dtype": torch.float32}

@@ -32,6 +32,7 @@ from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.regroup import reunite, separate
 from pyquant.nn.reordered import Reordered
+from pyquant.simulate.kinds import is_simulated
 
 
 class PyquantColwise(ColwiseParallel):
@@ -68,6 +69,7 @@ class PyquantColwise(ColwiseParallel):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         mesh = one_dimension(device_mesh)
         if not is_ours(module):
+            check_not_simulating(module)
             return super()._apply(module, mesh)
         layouts, source = Layouts(mesh, *self._given), self.src_data_rank
         check_whole(module)
@@ -118,6 +120,7 @@ class PyquantRowwise(RowwiseParallel):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         mesh = one_dimension(device_mesh)
         if not is_ours(module):
+            check_not_simulating(module)
             return super()._apply(module, mesh)
         usual = Replicate() if isinstance(module, QEmbedding) else Shard(-1)
         inputs = self._inputs or usual
@@ -186,6 +189,13 @@ def is_ours(module: nn.Module) -> bool:
     """Whether a module holds codes, or wraps one that does."""
     held = (LinearState, QExperts)
     return isinstance(module, held) or any(isinstance(m, held) for m in module.children())
+
+
+def check_not_simulating(module: nn.Module) -> None:
+    """Raise UnsupportedError for a layer in training, whose fake quantisation torch's styles would cut apart."""
+    if is_simulated(module):
+        what = f"a {type(module).__name__}, whose rounding is trained"
+        raise UnsupportedError(f"{what}, for tensor parallel; allowed: convert_ first, or data parallel training")
 
 
 def check_whole(module: nn.Module) -> None:

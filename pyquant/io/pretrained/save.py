@@ -62,7 +62,8 @@ def save_pretrained(
 ) -> str:
     """Write a model to a directory: safetensors, config.json, a manifest with SHA-256 of everything; atomically.
 
-    model         any nn.Module; QLinear, QConv2d and QEmbedding as codes and scales, all else as its state_dict says.
+    model         any nn.Module (of what torch.compile, DataParallel or DistributedDataParallel made of one, that one);
+                  QLinear, QConv2d and QEmbedding as codes and scales, all else as its state_dict says.
     directory     made if missing; a pyquant checkpoint in it is replaced.
     extra         JSON-able words to keep beside the tensors.
     model_config  further keys of config.json, for instance a transformers configuration (`config.to_dict()`). A model
@@ -87,7 +88,17 @@ def save_pretrained(
         >>> torch.equal(model(torch.ones(1, 8)), again(torch.ones(1, 8)))
         True
     """
-    return write(model, directory, extra=extra, model_config=model_config, recipe=recipe)
+    return write(unwrapped(model), directory, extra=extra, model_config=model_config, recipe=recipe)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of wrappers that give its tensors other names than load_pretrained's builder does."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        inner = model.module if isinstance(model, parallel) else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def write(

@@ -11,7 +11,7 @@ from pyquant.calibrate import weight_qparams
 from pyquant.core import arguments
 from pyquant.core.dtypes import describe
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.numerics.qparams import scale_recip
 from pyquant.ptq.improve.ldl import Ldl, ldl_of
 
@@ -78,10 +78,12 @@ def gptq_codes(
             raise ArgumentError(
                 "inputs", describe(inputs), f"a float tensor [..., {k}]: weight is {list(weight.shape)}"
             )
-        rows = inputs.detach().reshape(-1, k).to(weight.device, torch.float32)
+        rows = inputs.detach().reshape(-1, k).to(weight.device, torch.float64)
         moments = rows.t() @ rows
     if not isinstance(moments, Tensor) or not moments.is_floating_point() or moments.shape != (k, k):
         raise ArgumentError("hessian", describe(moments), f"a float tensor [{k}, {k}]: weight is {list(weight.shape)}")
+    if not bool(moments.isfinite().all()):
+        raise NonFiniteError("inputs" if hessian is None else "hessian", "NaN or infinity", "finite numbers")
     zero = None if scheme.symmetric else zero_point
     steps, zeros = scale, zero
     if scale.dim() < 2 and scale.numel() == 1:

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from pyquant.errors import NonFiniteError
 from pyquant.nn.flow import watch_input
 from pyquant.ptq.blockwise.stage import Stage
 from pyquant.ptq.improve.ldl import Ldl, ldl_of
@@ -73,6 +74,7 @@ def moments_of(stage: Stage, names: Sequence[str], batches: int, *, cross: bool)
         torch.zeros(k, **zeros),  # type: ignore[arg-type]
     )
     floats: list[Tensor] = []
+    at = [0]  # the batch
 
     def watch(replay: Replay, see: Callable[[Tensor], None], i: int) -> None:
         last = max(at for at, shares in enumerate(sharing) if shares)
@@ -85,6 +87,8 @@ def moments_of(stage: Stage, names: Sequence[str], batches: int, *, cross: bool)
 
     def see(x: Tensor) -> None:
         rows = rows_of(layer, rounded_input(layer, x)).float()
+        if not bool(rows.isfinite().all()):
+            raise NonFiniteError("data", f"NaN or infinity in the input of {names[0]}, batch {at[0]}", "finite numbers")
         _add_squares(found.hessian, rows)
         if found.cross is not None and (not floats or floats[0].shape != x.shape):
             found.cross = None
@@ -96,6 +100,7 @@ def moments_of(stage: Stage, names: Sequence[str], batches: int, *, cross: bool)
             found.rows += rows.shape[0]
 
     for i in range(batches):
+        at[0] = i
         if found.cross is not None:
             floats.clear()
             with stage.as_float():

@@ -211,3 +211,31 @@ def test_a_model_that_gives_infinities_is_as_wrong_as_can_be() -> None:
     model[5].register_forward_hook(lambda module, args, y: torch.full_like(y, torch.inf))
     row = error_report(model, floats, batches(), num_batches=3).rows[-1]
     assert (row.sqnr_db, row.mse) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("scheme", [pyquant.W8A16(), pyquant.W4A16(group_size=None)], ids=str)
+def test_layers_whose_inputs_stay_float_were_called_too(scheme: pyquant.QScheme) -> None:
+    floats = net().eval()
+    report = error_report(pyquant.quantize_(copy.deepcopy(floats), scheme, check_speed=False), floats, batches(), 1)
+    assert not report.skipped
+    assert {row.tensor for row in report.rows if row.layer == "3"} == {"weight", "alone", "output"}
+
+
+@pytest.mark.parametrize("scheme", ["W8A8", "W4A8(group_size=None)"])
+@pytest.mark.parametrize("improve", ["smooth", "equalize", "gptq", "bias_correction"])
+def test_factors_that_moved_between_layers_are_told_not_measured(improve: str, scheme: str) -> None:
+    """A weight that was multiplied is not one that was rounded badly; one whose codes were chosen well is."""
+    torch.manual_seed(0)
+    floats = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 32)).eval()
+    with torch.no_grad():
+        floats[1].weight[::7] *= 30  # channels that smoothing and equalisation are for
+        floats[4].weight[:, ::5] *= 20
+    data = [torch.randn(32, 64) for _ in range(4)]
+    model = pyquant.quantize_(copy.deepcopy(floats), scheme, data=data, improve=[improve], check_speed=False)
+    report = error_report(model, floats, data, 2)
+    moved = improve in ("smooth", "equalize")
+    assert bool(report.skipped) == moved
+    for name, reason in report.skipped.items():
+        assert "moved factors" in reason
+        assert not [row for row in report.rows if row.layer == name]
+    assert all(row.sqnr_db > 5 for row in report.rows if row.tensor != "weight")
