@@ -35,7 +35,7 @@ constexpr std::array<uint32_t, kWords> kFactors = [] {
 
 // The products of 32 bits are vectors' business, for each kind of processor that has them.
 #if defined(__x86_64__) && defined(__ELF__)
-__attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
 uint64_t of_block(const unsigned char* bytes) {
   uint64_t sums[kLanes] = {};

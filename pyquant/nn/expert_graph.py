@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyquant.nn.expert_kinds import CODES, FLOAT, LINEAR, by_kind, each, kind_of, weight_only_operands
 from pyquant.nn.expert_rows import Split, with_codes_of_tokens
-from pyquant.nn.linear_call import needs_derivative
+from pyquant.nn.linear_call import needs_derivative, operand_of
 
 _ops = torch.ops.pyquant
 
@@ -59,7 +59,7 @@ def _multiply(
     fused = (first.activation, *first.clamp)
     if kind == FLOAT:
         held, biases = [layer._buffers["storage"] for layer in layers], each(layers, "bias_")
-        operands = (x.to(held[0].dtype), counts, held, biases, *fused, x.dtype)
+        operands = (operand_of(held[0], x), counts, held, biases, *fused, x.dtype)
         return cast(Tensor, _ops._routed_float.default(*operands, **last))
     w = first.scheme.weights
     sizes = (first.out_features, w.bits, w.group_size or 0)

@@ -210,6 +210,12 @@ def _grouped(layers: Sequence[Any], x: Tensor, ends: Tensor, rows: Tensor | None
     return together
 
 
+def weights_here(weights: Tensor, here: Tensor) -> Tensor:
+    """Routing weights [T, k] under which zeros stay zeros: where an expert is elsewhere (here, bool [T, k], is False)
+    infinity and NaN are 1."""
+    return torch.where(here | weights.isfinite(), weights, 1.0)
+
+
 def added(y: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     """float32 [T, H]: the weighted results of each token, added in the order of its slots.
 
@@ -223,9 +229,8 @@ def added(y: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     if present < order.numel():  # an expert elsewhere: a row of zeros stands for its result
         y = torch.cat([y, y.new_zeros(1, width)])
         place = place.clamp(max=present)
+        weights = weights_here(weights, place < present)
     terms = y[place].float() * weights.unsqueeze(-1).float()
-    if present < order.numel():  # 0 whatever its weight is, infinity and NaN among it
-        terms = torch.where((place < present).unsqueeze(-1), terms, 0.0)
     if not slots:
         return terms.new_zeros(tokens, width)
     total = terms[:, 0]

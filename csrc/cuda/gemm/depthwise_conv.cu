@@ -12,7 +12,7 @@
 
 #include "cuda/gemm/byte_weights.cuh"
 #include "cuda/gemm/depthwise_conv.h"
-#include "cuda/gemm/plain90.cuh"
+#include "cuda/gemm/plain_out.cuh"
 #include "cuda/grid.h"
 #include "cuda/launch.h"
 #include "cuda/turn_bytes.cuh"

@@ -7,7 +7,8 @@
 //   blocks are transposed within the quad; of codes those of two rows, so that a lane has 16 columns of one of them.
 // EpilogueParams::plain says whether a launch may come here.
 #pragma once
-#include "cuda/gemm/plain90.cuh"
+#include "cuda/gemm/plain_out.cuh"
+#include "cuda/gemm/transpose.cuh"
 
 namespace pyquant::cuda {
 

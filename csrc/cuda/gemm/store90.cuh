@@ -8,7 +8,8 @@
 #include <cutlass/gemm/dispatch_policy.hpp>
 
 #include "cuda/gemm/epilogue.cuh"
-#include "cuda/gemm/plain90.cuh"
+#include "cuda/gemm/plain90_straight.cuh"
+#include "cuda/gemm/plain90_swapped.cuh"
 #include "cuda/gemm/steps90.cuh"
 #include "cuda/gemm/transpose.cuh"
 #include "cuda/overlap.cuh"
@@ -100,11 +101,11 @@ class Store90 {
     // With 96 sums and widened weights beside them ptxas has no register left for it and spills.
     constexpr bool kNoRoom = AccShift != 0 && cute::size(Fragment{}) == 96;
     if (kNoRoom || p_.plain90 == PlainOut::none) return false;
-    constexpr bool kHasRoom = Swapped || Plain90<Acc>::template kHasRoom<Fragment>;
+    constexpr bool kHasRoom = Swapped || PlainTile90::kHasRoom<Fragment>;
     if (!kHasRoom && p_.plain90 == PlainOut::f32) return false;
-    constexpr bool kHasCurves = !Swapped || Plain90<Acc>::template kHasCurves<Fragment>;
+    constexpr bool kHasCurves = !Swapped || PlainTile90::kHasCurves<Fragment>;
     if (!kHasCurves && p_.activation != Activation::none && p_.activation != Activation::relu) return false;
-    constexpr bool kTakesMore = Plain90<Acc>::template kTakesMore<Fragment, AccShift>;
+    constexpr bool kTakesMore = PlainTile90::kTakesMore<Fragment, AccShift>;
     if (!kTakesMore && (p_.activation != Activation::none || p_.residual)) return false;
     const bool reaches_over = Swapped || column0 + 8 * cute::size<0, 2>(Fragment{}) > p_.n;
     if (reaches_over && (p_.n % 16 != 0 || !kHasRoom)) return false;
@@ -112,10 +113,9 @@ class Store90 {
     const CodeLimits limits = code_limits(zero);
     if (p_.plain90 == PlainOut::codes && !PlainCodes::serves(limits)) return false;
     lanes_are_together();
-    const Plain90<Acc> plain(p_, limits);
-    if constexpr (Swapped) return plain.template swapped<AccShift>(acc, own, row0, column0);
+    if constexpr (Swapped) return PlainSwapped90<Acc>(p_, limits).template store<AccShift>(acc, own, row0, column0);
     static_assert(Swapped || AccShift == 0, "straight accumulators hold plain sums");
-    if constexpr (!Swapped) plain.straight(acc, own, row0, column0);
+    if constexpr (!Swapped) PlainStraight90<Acc>(p_, limits).store(acc, own, row0, column0);
     return true;
   }
 

@@ -16,7 +16,7 @@ from pyquant.core.dtypes import describe
 from pyquant.errors import ArgumentError
 from pyquant.integrations.distributed.layouts import Layouts
 from pyquant.integrations.distributed.sums import share_of
-from pyquant.nn.expert_rows import Split, added
+from pyquant.nn.expert_rows import Split, added, weights_here
 from pyquant.nn.experts import QExperts, check_routing
 from pyquant.nn.kernel_info import KernelInfo
 
@@ -98,6 +98,7 @@ class SharedQExperts(QExperts):
             return self._even(x)
         ids, weights = layouts.enter(top_k_index, Replicate()), layouts.enter(top_k_weights, Replicate())
         check_routing(x, ids, weights)
+        weights = weights_here(weights, (ids >= 0) & (ids < self.num_experts))
         z, whole = self._of_slots(x, ids), (x.shape[0], self.hidden_size)
         # Ranks add up the columns, or the tokens, that they are to give.
         gives = 0 if isinstance(layouts.outputs, Shard) and layouts.outputs.dim % 2 == 0 else 1

@@ -32,7 +32,6 @@ from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.regroup import reunite, separate
 from pyquant.nn.reordered import Reordered
-from pyquant.simulate.kinds import is_simulated
 
 
 class PyquantColwise(ColwiseParallel):
@@ -193,7 +192,7 @@ def is_ours(module: nn.Module) -> bool:
 
 def check_not_simulating(module: nn.Module) -> None:
     """Raise UnsupportedError for a layer in training, whose fake quantisation torch's styles would cut apart."""
-    if is_simulated(module):
+    if hasattr(module, "fake_quantizers"):
         what = f"a {type(module).__name__}, whose rounding is trained"
         raise UnsupportedError(f"{what}, for tensor parallel; allowed: convert_ first, or data parallel training")
 
