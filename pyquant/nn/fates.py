@@ -14,6 +14,7 @@ from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles, origin
+from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import fitted
 from pyquant.nn.keep import Kept, remember
 from pyquant.nn.linear_state import LinearState
@@ -75,7 +76,8 @@ def fate_of(site: Site, said: Said, on_indivisible: str, tolerated: str, kept: M
     obstacle = obstacles.why_not(site.module, site.parents)
     if obstacle is not None:
         if fate.is_named or not getattr(obstacle, tolerated):
-            raise ArgumentError("model", f"layer '{site.names[0]}' {obstacle.reason}", obstacle.remedy)
+            way = "rewrite it with pyquant.expose_linears_, or " if has_form(site.module) else ""
+            raise ArgumentError("model", f"layer '{site.names[0]}' {obstacle.reason}", way + obstacle.remedy)
         return fate.staying(obstacle.reason)
     left = kept.get(id(site.module if site.owner is None else site.owner.module))
     if left is not None and not (said.is_own and said.kinds & set(PATTERNS if left.is_head else ("name",))):
