@@ -181,6 +181,10 @@ def _count(loop: list[machine_code.Line]) -> collections.Counter[str]:
     return collections.Counter(line.operation.removesuffix(".LE") for line in loop)
 
 
+def _products(loop: list[machine_code.Line]) -> int:
+    return sum("GMMA" in line.operation for line in loop)
+
+
 def _is_product(operation: str) -> int:
     return int("GMMA" in operation)
 
@@ -217,6 +221,7 @@ def _work_of_groups(operation: str) -> int:
 # Instructions of a warp for a step of 128 codes of integer weights under floats: of one that multiplies, beside the one
 # for each of its sums (half a sum a token) that ends a group of as many codes; and of one that widens 128 codes a lane.
 MULTIPLY_BUDGET = 170
+THROUGH_BUDGET = 90
 WIDEN_BUDGET = {("sm90_w4a16", "__half"): 285, ("sm90_w4a16", "bfloat16"): 285}
 WIDEN_BUDGET |= {("sm90_w8a16", "__half"): 245, ("sm90_w8a16", "bfloat16"): 440}
 
@@ -225,7 +230,8 @@ WIDEN_BUDGET |= {("sm90_w8a16", "__half"): 245, ("sm90_w8a16", "bfloat16"): 440}
 def test_steps_of_weights_under_floats_keep_their_budgets(
     wgmma_kernels: dict[str, list[machine_code.Line]], family: str
 ) -> None:
-    """A wait for each product that is started; a step is widened by 16-byte loads and stores alone."""
+    """A wait for each product that is started; a step is widened by 16-byte loads and stores alone. Under a scale a
+    channel a step is its products and what moves the buffers on."""
     rows = [row for row in rows_of(family) if not in_registers(row)]
     if not rows:
         pytest.skip(f"no such row of {family} is built")
@@ -235,10 +241,17 @@ def test_steps_of_weights_under_floats_keep_their_budgets(
         for name, lines in wgmma_kernels.items():
             if not re.search(FAMILIES[family].pattern(row).replace("I6__half", r"I\w*?"), name):
                 continue
-            loop = machine_code.loop_with(lines, "GMMA", 8 * steps)
+            loops = machine_code.short_loops(lines, "GMMA", LONGEST_LOOP_OVER_K)
+            adds = [loop for loop in loops if any(line.operation.startswith("FFMA") for line in loop)]
+            loop = min((loop for loop in adds if _products(loop) == 8 * steps), key=len)
             count = _count(loop)
             assert count["WARPGROUP.ARRIVE"] == count["WARPGROUP.DEPBAR"] == steps, name
             assert len(loop) <= steps * (MULTIPLY_BUDGET + tokens // 2), f"{name}: {len(loop) / steps} a step"
+            (through,) = (loop for loop in loops if loop not in adds)
+            count = _count(through)
+            assert count["WARPGROUP.ARRIVE"] == count["WARPGROUP.DEPBAR"] == 1, name
+            assert _products(through) == 8, name
+            assert len(through) <= THROUGH_BUDGET, f"{name}: {len(through)} a step"
             widens = machine_code.loop_with(lines, "STS.128", 16)
             _, length = machine_code.busiest_way(widens, lambda operation: int(operation == "STS.128"))
             loads = collections.Counter(line.operation for line in widens if line.operation.startswith("LDS"))

@@ -203,7 +203,9 @@ class MainWeightOnly90 {
     const int32_t group = first * Tiles::kDepth / p_.group_codes;
     const int32_t row = 64 * warpgroup_ + thread_ % 128 / 32 * 16 + thread_ % 32 / 4;
     Groups groups({p_.w_scale, nullptr, p_.epilogue.n, p_.groups}, row0 + row, group);
-    if (p_.group_codes == 32)
+    if (p_.groups == 1)
+      multiply_through(sum, groups.take(0), count);
+    else if (p_.group_codes == 32)
       multiply<4>(sum, groups, 0, count);
     else if (p_.group_codes == 64)
       multiply<2>(sum, groups, 0, count);
@@ -216,9 +218,9 @@ class MainWeightOnly90 {
  private:
   using Groups = GroupScales<false>;
 
-  // Starts part `part` of a step's instructions, one of Count.
+  // Starts part `part` of a step's instructions, one of Count; `first`: whether they begin a sum, or go on with one.
   template <int Count>
-  CUTLASS_DEVICE void start(int part, Sum& product) {
+  CUTLASS_DEVICE void start(int part, Sum& product, cute::GMMA::ScaleOut first = cute::GMMA::ScaleOut::Zero) {
     if (part == 0) {
       ready_.consumer_wait(busy_ready_);
       pipeline_.consumer_wait(busy_);
@@ -229,7 +231,7 @@ class MainWeightOnly90 {
     const int stage = busy_.index(), ready = busy_ready_.index();
     constexpr int kEach = kInstructions / Count;
     Mma mma;
-    mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
+    mma.accumulate_ = first;
     cute::warpgroup_fence_operand(product);
     cute::warpgroup_arrive();
     CUTLASS_PRAGMA_UNROLL
@@ -248,6 +250,24 @@ class MainWeightOnly90 {
     cute::warpgroup_fence_operand(product);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < cute::size(Sum{}); ++i) sum(i) = ffma(product(i), group.scale[i / 2 % 2], sum(i));
+  }
+
+  // One scale a channel: the tensor cores add up all steps, one is always under way, and nothing waits for a product
+  // but the buffers of the one before it.
+  CUTLASS_DEVICE void multiply_through(Sum& sum, const GroupFactors& channel, int32_t count) {
+    start<1>(0, sum);
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int32_t step = 1; step < count; ++step) {
+      start<1>(0, sum, cute::GMMA::ScaleOut::One);
+      cute::warpgroup_wait<1>();
+      cute::warpgroup_fence_operand(sum);
+      release();
+    }
+    cute::warpgroup_wait<0>();
+    cute::warpgroup_fence_operand(sum);
+    release();
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < cute::size(Sum{}); ++i) sum(i) = fmul(sum(i), channel.scale[i / 2 % 2]);
   }
 
   // Parts of steps, Count each, one after another. `left`: steps of the first group, where groups are steps or several.
