@@ -17,7 +17,9 @@ def once_only(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gradients
     given = [g for g in gradients if g is not None]
-    anchor = torch.zeros((), requires_grad=True)  # or nothing tells autograd that there is more to differentiate
+    anchor = torch.zeros(
+        (), dtype=torch.float32, requires_grad=True
+    )  # or nothing tells autograd that there is more to differentiate
     passed = iter(_OnceOnly.apply(anchor, *given))  # type: ignore[no-untyped-call]
     return tuple(None if g is None else next(passed) for g in gradients)
 

@@ -24,7 +24,9 @@ from pyquant import (
     Recipe,
     SelectiveQuantizer,
     convert_,
+    expose_linears_,
     prepare_qat_,
+    register_linear_form,
 )
 from pyquant.core.presets import FP16, W4A4, W4A8, W8A8, W4A8Dynamic, W8A8Dynamic
 from pyquant.errors import SchemeError
@@ -248,3 +250,21 @@ def test_untrained_weights_are_recognised() -> None:
     layer = nn.Linear(64, 64)
     train(layer, draw("t").normal(64, 64), draw("u").normal(64, 64), 30, lr=0.5)
     assert not looks_untrained(layer.weight.detach())
+
+
+class Halved(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (0.5 * self.weight).T + self.bias
+
+
+def test_a_layer_that_can_be_rewritten_is_refused_with_that_way() -> None:
+    model = nn.Sequential(Halved(8, 8))
+    with pytest.raises(ArgumentError) as caught:
+        prepare_qat_(model, W8A8Dynamic())
+    assert "expose_linears_" not in str(caught.value)
+    register_linear_form(Halved, lambda layer: nn.Linear(layer.in_features, layer.out_features))
+    with pytest.raises(
+        ArgumentError, match=r"forward of its own; allowed: rewrite it with pyquant.expose_linears_, or"
+    ):
+        prepare_qat_(model, W8A8Dynamic())
+    prepare_qat_(expose_linears_(model), W8A8Dynamic())

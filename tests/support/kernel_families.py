@@ -98,11 +98,11 @@ def _weight_only80(bits: int, experts: str) -> Callable[[Row], str]:
 
 def _weight_only_steps(row: Row) -> int:
     """Instructions of the three loops, for groups of 32, 64 and 128 codes and more. In shared memory: a step of 128
-    codes each, of the last one where two products are alive another in front and one more in the loop. In registers:
-    two groups each."""
+    codes each, of the last one where two products are alive another in front and one more in the loop; of a fourth
+    loop, under a scale a channel, one in front and one. In registers: two groups each."""
     if in_registers(row):
         return (32 + 64 + 128) * 2 // 16
-    return 8 * (2 + (3 if row["tile"][0] <= 64 else 1))
+    return 8 * (2 + (3 if row["tile"][0] <= 64 else 1) + 2)
 
 
 def _warpgroup_steps(depth: int) -> Callable[[Row], int]:
