@@ -116,10 +116,11 @@ def run_calibration(
                 continue
             running.clear()
             args, kwargs = to_inputs(batch)
-            if done == 0:
-                check_call(model, args, kwargs, batch)
             try:
                 model(*args, **kwargs)
+            except TypeError as error:
+                check_call(model, args, kwargs, batch, error)
+                raise
             except ArgumentError as error:
                 where = f"{running[-1]}, " if running else ""
                 raise type(error)(error.argument, f"{error.got} ({where}batch {done})", error.allowed) from error
@@ -141,18 +142,19 @@ def run_calibration(
     return collected
 
 
-def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any) -> None:
-    """Raise ArgumentError where a batch does not give forward() the arguments that it has to have."""
+def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any, error: TypeError) -> None:
+    """Raise ArgumentError where that is why a call failed: a batch did not give forward() the arguments that it has to
+    have. (Before the call nobody knows: hooks and decorators add some.)"""
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # of compiled code
         return
     try:
         signature.bind(*args, **kwargs)
-    except TypeError as error:
-        got = f"batches ({type(batch).__name__}) from which forward{signature}"[:300] + f" is called wrongly: {error}"
+    except TypeError as wrong:
+        got = f"batches ({type(batch).__name__}) from which forward{signature}"[:300] + f" is called wrongly: {wrong}"
         allowed = "mappings of keyword arguments, or batch_to_inputs, which makes arguments of a batch"
-        raise ArgumentError("data", got, allowed) from None
+        raise ArgumentError("data", got, allowed) from error
 
 
 def silent_in(collected: Collected) -> list[str]:

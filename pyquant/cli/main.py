@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(argv)
         finally:
-            sys.stdout.flush()  # what is written later than here fails unheard
+            if sys.stdout is not None:  # a process without one
+                sys.stdout.flush()  # what is written later than here fails unheard
     except BrokenPipeError:
         _leave_stdout()
         return UNREAD

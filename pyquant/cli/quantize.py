@@ -226,8 +226,19 @@ def _batches(
 ) -> Iterable[Any] | None:
     batches = None if data is None else data()
     # improvers, and the comparison of speeds after all else, go through the data more than once
-    again = improves or args.auto or (args.batches is None and not args.recipe)  # or nobody knows how many they are
-    return list(islice(batches, args.batches)) if isinstance(batches, Iterator) and again else batches
+    if isinstance(batches, Iterator) and (improves or args.auto):
+        return list(islice(batches, args.batches))
+    if batches is not None and args.batches is None and not args.recipe and not _has_length(batches):
+        return list(batches)  # all of them, as nobody knows how many they are
+    return batches
+
+
+def _has_length(batches: Iterable[Any]) -> bool:
+    try:
+        len(batches)  # type: ignore[arg-type]
+    except TypeError:  # a loader over an iterable data set raises it, too
+        return False
+    return True
 
 
 def _example(model: nn.Module, batches: Iterable[Any] | None) -> Any:

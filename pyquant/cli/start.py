@@ -115,7 +115,7 @@ def answer(words: list[str], program: str) -> str | None:
 
 
 _told = answer(sys.argv[1:], sys.argv[0]) if getattr(sys, "argv", None) else None
-if _told is not None:
+if _told is not None and sys.stdout is not None:
     try:
         sys.stdout.write(_told)
         sys.stdout.flush()

@@ -89,11 +89,12 @@ def rule_of(module: nn.Module) -> ExpertsRule | None:
     """How a module computes, if it is a bank of experts whose class is registered or decorated, and nothing of it is
     out of the ordinary; else None."""
     kind = type(module)
+    forward = getattr(kind, "forward", None)  # scripted classes have none that can be looked at
     for base in kind.__mro__:
         rule = _RULES.get(base) or _RULES.get(f"{base.__module__}.{base.__qualname__}")
         if rule is not None:
-            return rule if getattr(base, "forward", None) is kind.forward and _is_whole(module, rule) else None
-    if getattr(kind.forward, "__globals__", {}).get("__name__") != _DECORATOR:
+            return rule if getattr(base, "forward", None) is forward and _is_whole(module, rule) else None
+    if getattr(forward, "__globals__", {}).get("__name__") != _DECORATOR:
         return None
     rule = _decorated(module)
     return rule if _is_whole(module, rule) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import UserDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -325,3 +326,38 @@ def test_a_range_of_zeros_only_is_told(method: str) -> None:
     pyquant.insert_fake_quantize_(model, pyquant.W8A8())
     with pytest.warns(pyquant.QuantizationWarning, match=r"only zeros for 1\.input: a scale of 1"):
         calibrate_(model, [torch.randn(8, 4)], 1, method=method)
+
+
+def adds_y(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def with_y(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return forward(self, x, torch.zeros(4))
+
+    return with_y
+
+
+class Decorated(TwoInputs):
+    forward = adds_y(TwoInputs.forward)
+
+
+class Called(TwoInputs):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x, torch.zeros(4))
+
+
+def hooked_model() -> nn.Module:
+    model = TwoInputs()
+    model.register_forward_pre_hook(lambda module, args: (*args, torch.zeros(4)))
+    return model
+
+
+@pytest.mark.parametrize("make", [Decorated, Called, hooked_model])
+def test_calls_that_work_are_not_judged_by_a_signature(make: Any) -> None:
+    pyquant.quantize_(make(), "W8A8", data=[torch.ones(2, 4)])
+
+
+def test_a_type_error_of_the_model_itself_goes_through() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.register_forward_hook(lambda module, args, y: y + "1")
+    with pytest.raises(TypeError):
+        pyquant.quantize_(model, "W8A8", data=[torch.ones(2, 4)])

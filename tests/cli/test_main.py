@@ -172,3 +172,13 @@ def test_names_that_a_terminal_cannot_show_end_no_command(tmp_path: Path) -> Non
     assert run.returncode == 1
     assert run.stderr.startswith("pyquant: error: ")
     assert "\\xfc" in run.stderr
+
+
+@pytest.mark.parametrize("words", [["--version"], ["inspect", "no-such-folder"]])
+def test_a_process_without_a_standard_output(words: list[str]) -> None:
+    start = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "pyquant", *words]
+    run = subprocess.run(
+        start, stderr=subprocess.PIPE, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert run.returncode == (0 if words == ["--version"] else 1)
+    assert "Traceback" not in run.stderr

@@ -125,3 +125,17 @@ def test_files_are_written_before_tables_are_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("pyquant.cli.latency.print", leave, raising=False)
     assert main([*call, "--held-out", "1", "--out", str(tmp_path / "l.json")]) == 141
     assert (tmp_path / "l.json").exists()
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.randn(64) for _ in range(8)])
+
+
+def loader() -> torch.utils.data.DataLoader:
+    return torch.utils.data.DataLoader(Endless(), batch_size=4)
+
+
+def test_quantize_takes_loaders_without_a_length(tmp_path: Path) -> None:
+    call = ["quantize", f"{__name__}:build", "--scheme", "W8A8", "--data", f"{__name__}:loader"]
+    assert main([*call, "--out", str(tmp_path / "q")]) == 0

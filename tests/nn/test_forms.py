@@ -324,3 +324,14 @@ def test_falcon_is_quantised() -> None:
     assert len(scheme_text(model)) == 8
     with torch.no_grad():
         assert sqnr(model(ids).logits, reference(ids).logits) > 30
+
+
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", "W8A8"])
+def test_a_scripted_part_stays_as_it_is(scheme: str) -> None:
+    part = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    model = nn.Sequential(nn.Linear(8, 8), part)
+    x = torch.randn(4, 8)
+    pyquant.quantize_(model, scheme, data=[x] if scheme == "W8A8" else None, check_speed=False)
+    assert type(model[0]).__name__ == "QLinear"
+    assert model[1] is part
+    assert model(x).shape == (4, 8)

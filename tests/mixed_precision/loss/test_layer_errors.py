@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,22 @@ def test_factors_that_moved_between_layers_are_told_not_measured(improve: str, s
         assert "moved factors" in reason
         assert not [row for row in report.rows if row.layer == name]
     assert all(row.sqnr_db > 5 for row in report.rows if row.tensor != "weight")
+
+
+@pytest.mark.parametrize("calibrator", ["max", "percentile", "mse", "entropy"])
+@pytest.mark.parametrize("granularity", ["per_tensor", "per_channel"])
+def test_what_rounding_itself_makes_of_weights_is_measured(granularity: str, calibrator: str) -> None:
+    """Zeros beside an outlier, clipped tails: the worst layers are what the report is for."""
+    torch.manual_seed(0)
+    floats = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 16)).eval()
+    with torch.no_grad():
+        floats[0].weight[3, 5] = 3.0
+        floats[2].weight[:, 7] *= 20
+    weights = replace(
+        pyquant.W4A8Dynamic(None).weights, granularity=granularity, calibrator=calibrator, percentile=99.0
+    )
+    scheme = replace(pyquant.W4A8Dynamic(None), weights=weights)
+    model = pyquant.quantize_(copy.deepcopy(floats), scheme, check_speed=False)
+    report = error_report(model, floats, [torch.randn(8, 64)], 1)
+    assert not report.skipped
+    assert {(row.layer, row.tensor) for row in report.rows} >= {("0", "weight"), ("2", "weight")}
