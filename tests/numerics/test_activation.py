@@ -206,13 +206,19 @@ MUTANTS = {
     "half a power too much": ("fadd(0.5f, half)", "fadd(0.50000012f, half)", "silu"),
     "sign of zero lost": ("x < 0.f ? -0.f : x", "x < 0.f ? 0.f : fadd(x, 0.f)", "silu"),
     "zero below the limit": ("x < 0.f ? -0.f : x", "x < 0.f ? 0.f : x", "gelu_erf"),
-    "NaN swallowed": ("a < limit ? ffma(-a, tail, base) : base", "a >= limit ? base : ffma(-a, tail, base)", "silu"),
+    "NaN swallowed": ("a < limit ? product : base", "a >= limit ? base : product", "silu"),
     "tail cut off": ("kErfLimit = 8.f", "kErfLimit = 7.f", "gelu_erf"),
     "limit too far": ("kSiluLimit = 86.f", "kSiluLimit = 90.f", "silu"),
     "linear too early": ("kSiluLimit = 86.f", "kSiluLimit = 16.f", "silu"),
     "exponent one off": ("(bits_from_float(shifted) << 23)", "((bits_from_float(shifted) - 1) << 23)", "gelu_tanh"),
     "fitted for the other form": ("a, kTanhLimit, gelu_tail(p, a)", "a, kErfLimit, gelu_tail(p, a)", "gelu_tanh"),
 }
+
+
+def test_every_planted_bug_has_its_place() -> None:
+    """Most are planted at night alone: a header that has changed meanwhile is known at once."""
+    text = HEADER.read_text()
+    assert {old: text.count(old) for old, *_ in MUTANTS.values() if text.count(old) != 1} == {}
 
 
 @pytest.mark.parametrize("mutant", sampled(list(MUTANTS), len(MUTANTS) // 3, "planted bugs"))
