@@ -272,7 +272,7 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_s8s4_steps 256x128x128 1x1 swapped_cooperative 0 full)
 
   pyquant_family(sm90_w8a16 sm90_weight_only 90a
-                 "GemmSm90WeightOnly<DecodeW8A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+                 "GemmSm90WeightOnly<ScaledSums90, DecodeW8A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
   pyquant_kernel(sm90_w8a16 16x128x128  1x1 swapped_splitk 0 full)
   pyquant_kernel(sm90_w8a16 32x128x128  1x1 swapped_splitk 0 full)
   pyquant_kernel(sm90_w8a16 64x128x128  1x1 swapped_splitk 0 smoke)
@@ -280,7 +280,7 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_w8a16 128x128x128 1x1 swapped_splitk 0 full)
 
   pyquant_family(sm90_w4a16 sm90_weight_only 90a
-                 "GemmSm90WeightOnly<DecodeW4A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+                 "GemmSm90WeightOnly<ScaledSums90, DecodeW4A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
   pyquant_kernel(sm90_w4a16 16x128x128  1x1 swapped_splitk 0 full)
   pyquant_kernel(sm90_w4a16 32x128x128  1x1 swapped_splitk 0 smoke)
   pyquant_kernel(sm90_w4a16 64x128x128  1x1 swapped_splitk 0 full)
@@ -291,6 +291,20 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_w4a16 64x128x256  1x2 swapped_splitk 0 smoke)
   pyquant_kernel(sm90_w4a16 96x128x256  1x2 swapped_splitk 0 full)
   pyquant_kernel(sm90_w4a16 128x128x256 1x2 swapped_splitk 0 full)
+
+  pyquant_family(sm90_w8a16_rounded sm90_weight_only 90a
+                 "GemmSm90WeightOnly<RoundedWeights90, DecodeW8A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_w8a16_rounded 64x128x64  1x2 swapped_splitk 0 bench)
+  pyquant_kernel(sm90_w8a16_rounded 128x128x64 1x2 swapped_splitk 0 full)
+  pyquant_kernel(sm90_w8a16_rounded 192x128x64 1x2 swapped_splitk 0 full)
+  pyquant_kernel(sm90_w8a16_rounded 256x128x64 1x2 swapped_splitk 0 smoke)
+
+  pyquant_family(sm90_w4a16_rounded sm90_weight_only 90a
+                 "GemmSm90WeightOnly<RoundedWeights90, DecodeW4A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_w4a16_rounded 64x128x128  1x2 swapped_splitk 0 bench)
+  pyquant_kernel(sm90_w4a16_rounded 128x128x128 1x2 swapped_splitk 0 full)
+  pyquant_kernel(sm90_w4a16_rounded 192x128x128 1x2 swapped_splitk 0 full)
+  pyquant_kernel(sm90_w4a16_rounded 256x128x128 1x2 swapped_splitk 0 smoke)
 
   # Clusters stand first: of rows that cost the same the first is taken.
   pyquant_family(sm90_decode_s8s8 decode 90a

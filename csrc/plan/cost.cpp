@@ -41,6 +41,11 @@ constexpr double kInt4StepClocks = 1130, kInt8StepClocks = 1290, kStepTokenClock
 // instructions for a weight, counted in machine code (tests/gpu/test_step_budgets.py), and what the end of a product of
 // 128 codes adds: measured, tiles of 16 to 128 tokens take 7.6 to 13.3 clocks a code.
 constexpr double kRegisterSteps = 1.8, kProductWaitClocks = 480;
+// And where weights are rounded before they are multiplied: instructions of any kind for a weight, of which a
+// multiprocessor starts 128 lanes' a clock, with a scale a channel and in groups (counted; no GPU has timed them). Of
+// the peak, what operands from registers reach in tiles of 256 tokens: int8 under blocked int4 weights, 57 and 191 us
+// for 256 and 1024 x 4096 x 28672.
+constexpr double kChannelSteps = 5.2, kGroupSteps = 6.6, kStartedLanes = 128, kFragmentsReached = 0.72;
 // Sums of stream-K: once, for every further block of a tile, and of a tile's float32 bytes a clock. Products of 1 to
 // 256 tokens whose tiles two to four blocks share take 4 to 7 us more than their steps.
 constexpr double kStreamMeetUs = 1.3, kStreamLinkUs = 0.8, kFixupBytes = 10;
@@ -89,6 +94,9 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
   }
   const bool is_wgmma = engine == Engine::wgmma;
   const double clocks = std::max(multiply, shared / kSharedBytes) / (is_wgmma ? kWgmmaReached : kReached);
+  if (row.facts().rounds_weights)
+    return overlapped(clocks * kWgmmaReached / kFragmentsReached,
+                      (p.group_size > 0 ? kGroupSteps : kChannelSteps) * n / kStartedLanes);
   if (is_wgmma && is_weight_only(p) && row.tile_k == 256) {
     const double product = p.group_size > 0 ? std::min<double>(static_cast<double>(p.group_size), 128) : 128;  // codes
     return overlapped(clocks, kRegisterSteps * n / kLanes) + kProductWaitClocks / product;

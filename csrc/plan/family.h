@@ -36,6 +36,7 @@ struct FamilyFacts {
   bool w_zero_point = false;
   Packing x_packing = Packing::bytes;
   uint32_t w_layouts = layout_bit(WeightLayout::natural);
+  bool rounds_weights = false;  // to the type of x, as a framework's product of dequantised weights has them
   int32_t acc_scale = 1;  // the accumulator holds this multiple of the sum: it divides the bound of K
 };
 
@@ -73,6 +74,8 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm90_s8s4_steps)           \
   X(sm90_w8a16)                \
   X(sm90_w4a16)                \
+  X(sm90_w8a16_rounded)        \
+  X(sm90_w4a16_rounded)        \
   X(decode_s8s8)               \
   X(decode_s8s4)               \
   X(decode_s8s4_wide)          \
@@ -287,6 +290,17 @@ constexpr FamilyFacts hopper_weight_only(const char* name, DType w) {
 
 constexpr FamilyFacts sm90_w8a16() { return hopper_weight_only("sm90_w8a16", DType::s8); }
 constexpr FamilyFacts sm90_w4a16() { return hopper_weight_only("sm90_w4a16", DType::s4); }
+
+// Scaled and rounded before they are multiplied, 32 codes at a time.
+constexpr FamilyFacts with_rounded_weights(FamilyFacts f, const char* name) {
+  f.name = name;
+  f.group_step = 0;
+  f.rounds_weights = true;
+  return f;
+}
+
+constexpr FamilyFacts sm90_w8a16_rounded() { return with_rounded_weights(sm90_w8a16(), "sm90_w8a16_rounded"); }
+constexpr FamilyFacts sm90_w4a16_rounded() { return with_rounded_weights(sm90_w4a16(), "sm90_w4a16_rounded"); }
 
 // Shared by the kernels for few tokens: 16-byte loads of rows of weights, so K is a whole number of loads.
 constexpr FamilyFacts decode(const char* name, DType x, DType w) {

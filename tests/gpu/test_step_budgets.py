@@ -292,6 +292,44 @@ def _work_of_registers(operation: str) -> int:
     return int("GMMA" in operation or operation.startswith(("HADD2", "FFMA")))
 
 
+# The same of rounded weights, for 64 codes: under a scale a channel, and in groups, on the way on which no group begins.
+ROUNDED_BUDGET, ROUNDED_GROUPS_BUDGET = 170, 230
+
+
+@pytest.mark.parametrize("family", ["sm90_w8a16_rounded", "sm90_w4a16_rounded"])
+def test_steps_of_rounded_weights_keep_their_budget(
+    wgmma_kernels: dict[str, list[machine_code.Line]], family: str
+) -> None:
+    """Two codes are a load, and each is one operation, an exact subtraction and, in groups, a multiplication; a pair of
+    weights is rounded at once. Nothing waits but for the products before the last ones."""
+    rows = rows_of(family)
+    if not rows:
+        pytest.skip(f"no row of {family} is built")
+    for row in rows:
+        pattern = FAMILIES[family].pattern(row).replace("I6__half", r"I\w*?")
+        found = {name: lines for name, lines in wgmma_kernels.items() if re.search(pattern, name)}
+        assert len(found) == 2, f"{row['name']}: f16 and bf16, not {list(found)}"
+        for name, lines in found.items():
+            grouped, plain = sorted(
+                machine_code.short_loops(lines, "GMMA", LONGEST_LOOP_OVER_K), key=len, reverse=True
+            )
+            for loop, scales in ((grouped, 32), (plain, 0)):
+                count = _count(loop)
+                assert _products(loop) == 4, name
+                assert count["WARPGROUP.ARRIVE"] == count["WARPGROUP.DEPBAR"] == 2, name
+                assert not any(operation.startswith(("STS", "LDSM", "R2UR", "LDL", "STL")) for operation in count), name
+                assert sum(n for operation, n in count.items() if operation.startswith("LDS.U")) == 16, name
+                assert sum(n for operation, n in count.items() if operation.startswith("F2FP")) == 16, name
+                assert sum(n for operation, n in count.items() if operation.startswith("FMUL")) == scales, name
+            assert len(plain) <= ROUNDED_BUDGET, f"{name}: {len(plain)} for 64 codes"
+            _, length = machine_code.busiest_way(grouped, _work_of_rounding)
+            assert length <= ROUNDED_GROUPS_BUDGET, f"{name}: {length} for 64 codes"
+
+
+def _work_of_rounding(operation: str) -> int:
+    return int("GMMA" in operation or operation.startswith(("F2FP", "FMUL")))
+
+
 @pytest.mark.parametrize(("family", "groups"), DECODE_BUDGET)
 def test_a_step_of_a_decode_kernel_keeps_its_budget(
     decode_kernels: dict[str, list[machine_code.Line]], family: str, groups: int

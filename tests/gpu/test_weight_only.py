@@ -3,13 +3,14 @@ same bits in every mode of the simulator, and a token's result whatever tokens c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import accept
 import pytest
 import torch
 from gpu_device import MODES, SENTINEL, Memory
+from kernel_families import rounds_weights
 from problems import BASE_SEED, Draw
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from pyquant.numerics.pack import pack_int4
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
-FAMILIES = ("sm80_w4a16", "sm80_w8a16", "sm90_w4a16", "sm90_w8a16")
+FAMILIES = ("sm80_w4a16", "sm80_w8a16", "sm90_w4a16", "sm90_w8a16", "sm90_w4a16_rounded", "sm90_w8a16_rounded")
 ROWS = {row["name"]: row for row in NATIVE.kernel_table() if row["compiled"] and row["family"] in FAMILIES}
 FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -29,12 +30,16 @@ class Layer:
     scale: Tensor  # [n, groups]
     zero_point: Tensor | None  # [n, groups]
     group_size: int
+    rounds: bool = False  # whether the row multiplies rounded weights, where scales are those of groups
 
     def weights(self) -> Tensor:
-        """Dequantised, in float64."""
+        """What the row multiplies with, in float64: dequantised, or that rounded as docs/numerics.md 2.3 says."""
         groups = self.scale.shape[1]
         codes = self.codes.double().unflatten(1, (groups, -1))
         shifted = codes if self.zero_point is None else codes - self.zero_point.double()[..., None]
+        if self.rounds and groups > 1:
+            rounded = (shifted.float() * self.scale[..., None]).to(self.x.dtype)
+            return rounded.double().flatten(1)
         return (shifted * self.scale.double()[..., None]).flatten(1)
 
 
@@ -48,6 +53,7 @@ def draw(name: str, dtype: str, m: int, n: int, k: int, group_size: int, affine:
         d.uniform(n, groups) * 0.01 + 0.001,
         d.codes(low, high, n, groups).to(torch.int32) if affine else None,
         group_size,
+        rounds_weights(ROWS[name]),
     )
 
 
@@ -103,7 +109,7 @@ def test_bits_depend_on_neither_timing_nor_neighbours(native: Any, plain_device:
             assert torch.equal(run(native, plain_device, name, layer, "f32"), want), mode
         plain_device.mode("plain")
     for first, last in ((0, 1), (77, 78), (33, 140)):
-        part = Layer(layer.x[first:last], layer.codes, layer.scale, layer.zero_point, layer.group_size)
+        part = replace(layer, x=layer.x[first:last])
         assert torch.equal(run(native, plain_device, name, part, "f32"), want[first:last]), (first, last)
 
 
@@ -164,3 +170,20 @@ def test_blocks_that_take_several_tiles_carry_their_buffers_on(native: Any, plai
         assert torch.equal(run(native, plain_device, name, layer, "f32"), got), mode
     plain_device.mode("plain")
     accept.t3(got, x @ w.T, x.abs() @ w.abs().T, 3 * depth, layer.x @ w.bfloat16().T, c=2, what=name)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("group_size", [0, 32, 64, 96, 192])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if rounds_weights(row)])
+def test_rounded_weights_are_those_of_dequantize_to_the_bit(
+    native: Any, plain_device: Memory, name: str, group_size: int, dtype: str
+) -> None:
+    """One code of K at a time is multiplied, by one; scales from where float16 has no normal numbers to where codes
+    nearly leave it."""
+    skip_unless_it_runs(name)
+    layer = draw(name, dtype, 192, 70, 192, group_size, True)
+    d = Draw(BASE_SEED, "magnitudes", name, group_size)
+    layer.scale *= torch.exp2(d.uniform(*layer.scale.shape) * 28 - 18)
+    layer.x = torch.eye(192, dtype=FLOATS[dtype])
+    got = run(native, plain_device, name, layer, "f32")
+    assert torch.equal(got, layer.weights().float().T)  # a scale a channel: rounded once, behind the sum

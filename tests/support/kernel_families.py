@@ -71,16 +71,23 @@ def blocked(has_steps: bool) -> Callable[[Row], str]:
     return kernel
 
 
+def rounds_weights(row: Row) -> bool:
+    """Whether integer weights under floats are multiplied as 16-bit numbers, scaled and rounded."""
+    return str(row["family"]).endswith("_rounded")
+
+
 def in_registers(row: Row) -> bool:
     """Whether a row of integer weights under floats widens them in the registers of the warps that multiply."""
-    return bool(row["tile"][2] == 256)
+    return rounds_weights(row) or bool(row["tile"][2] == 256)
 
 
 def _weight_only(math: str, float_type: str = "6__half") -> Callable[[Row], str]:
-    """Our main loops over integer weights under floats, by their tokens: widened in registers, or in shared memory."""
+    """Our main loops over integer weights under floats, by their tokens: widened in registers, of rounded weights or of
+    scaled sums, or in shared memory."""
 
     def kernel(row: Row) -> str:
-        tiles = "RegisterTiles90" if in_registers(row) else "WeightOnlyTiles90"
+        in_sums = "RegisterTiles90" if in_registers(row) else "WeightOnlyTiles90"
+        tiles = "RoundedTiles90" if rounds_weights(row) else in_sums
         return rf"gemm_weight_only90_kernel.*{tiles}I\w*{math}I{float_type}EELi{row['tile'][0]}E"
 
     return kernel
@@ -99,7 +106,10 @@ def _weight_only80(bits: int, experts: str) -> Callable[[Row], str]:
 def _weight_only_steps(row: Row) -> int:
     """Instructions of the three loops, for groups of 32, 64 and 128 codes and more. In shared memory: a step of 128
     codes each, of the last one where two products are alive another in front and one more in the loop; of a fourth
-    loop, under a scale a channel, one in front and one. In registers: two groups each."""
+    loop, under a scale a channel, one in front and one. In registers: two groups each. Of rounded weights: two loops,
+    with groups and without, of 64 codes."""
+    if rounds_weights(row):
+        return 2 * 64 // 16
     if in_registers(row):
         return (32 + 64 + 128) * 2 // 16
     return 8 * (2 + (3 if row["tile"][0] <= 64 else 1) + 2)
@@ -224,6 +234,12 @@ FAMILIES = {
     ),
     "sm90_w8a16": Family(_weight_only("11DecodeW8A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
     "sm90_w4a16": Family(_weight_only("11DecodeW4A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
+    **{
+        f"sm90_w{bits}a16_rounded": Family(
+            _weight_only(f"11DecodeW{bits}A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2
+        )
+        for bits in (4, 8)
+    },
     **_decode_families("decode_", BOTH, clusters=False),
     "decode_s8s4_blocked": Family(decode("17DecodeS8S4Blocked", False), BOTH, r"IMMA\.16832\.S8\.S8"),
     "decode_s8s4_wide": Family(decode("10DecodeS8S4", False), BOTH, r"IMMA\.16832\.S8\.S8"),

@@ -8,8 +8,7 @@
 //   the quad exchanges bytes of both words, two at a time, so that of either word each lane has a byte of every lane.
 //   What it holds then are the pairs of a fragment, a nibble apart.
 #pragma once
-#include "cuda/gemm/group_scales90.cuh"
-#include "cuda/gemm/weight_only_tiles90.cuh"
+#include "cuda/gemm/main90_fragments.cuh"
 
 namespace pyquant::cuda {
 
@@ -17,63 +16,34 @@ template <class Math, int Tokens, int Cluster>
 using RegisterCopies90 = WeightOnlyCopies90<Math, Tokens, 256, 128, Cluster>;
 
 template <class Math, int Tokens, int Cluster>
-struct RegisterTiles90
-    : WeightOnlyBuffers90<RegisterCopies90<Math, Tokens, Cluster>,
-                          stages_weight_only90(RegisterCopies90<Math, Tokens, Cluster>::kTransactionBytes, 0)> {
+struct RegisterTiles90 : FragmentTiles90<RegisterCopies90<Math, Tokens, Cluster>> {
   static_assert(is_packed(Math::kW), "a lane exchanges nibbles");
-  using Copies = RegisterCopies90<Math, Tokens, Cluster>;
   // Beyond 64 tokens registers allow no fragments of more than 64 codes, beyond 96 no second product.
   static constexpr bool kTwoProducts = Tokens <= 96;
   static constexpr int kCodes = Tokens <= 64 ? 128 : 64;  // of a fragment, at most
-  static constexpr int kWideners = 0;
-  // Each warp says for itself to each block of the cluster that it has read a buffer: what a warpgroup's products wait
-  // for orders no other warp's reads. The pipeline counts warpgroups where there are clusters.
-  static constexpr int kConsumers = Cluster == 1 ? 8 : 8 * 128;
-
-  struct TensorStorage : cute::aligned_struct<1024, cute::_0> {
-    cute::array_aligned<typename Copies::X, cute::cosize_v<typename RegisterTiles90::LayoutX>, 1024> x;
-    cute::array_aligned<uint8_t, cute::cosize_v<typename RegisterTiles90::LayoutW>, 1024> w;
-  };
 };
 
 // One of two warpgroups, for 64 channels.
 template <class Tiles>
-class MainRegisters90 {
+class MainRegisters90 : public MainFragments90<Tiles> {
+  using Base = MainFragments90<Tiles>;
   using Math = typename Tiles::Math;
   using Offset = typename Math::Offset;
-  using X = typename Tiles::X;
-  static constexpr int kTokens = Tiles::kTokens, kDepth = Tiles::kDepth;
-  using Mma = decltype(cute::make_tiled_mma(
-      cute::GMMA::rs_op_selector<X, X, float, cute::Shape<cute::_64, cute::Int<kTokens>, cute::_64>,
-                                 cute::GMMA::Major::K, cute::GMMA::Major::K>(),
-      cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
+  using typename Base::Groups;
+  template <int Codes>
+  using Fragment = typename Base::template Fragment<Codes>;
+  using Base::groups_of, Base::kDepth, Base::p_, Base::pipeline_, Base::release, Base::state_;
 
  public:
-  using Params = WeightOnlyParams90<Tiles>;
-  using Storage = typename Tiles::TensorStorage;
-  using Sum = decltype(cute::partition_fragment_C(Mma{}, cute::Shape<cute::_128, cute::Int<kTokens>>{}));
-
-  using Barriers = typename Tiles::Pipeline::SharedStorage;
+  using typename Base::Barriers, typename Base::Params, typename Base::Storage, typename Base::Sum;
 
   CUTLASS_DEVICE MainRegisters90(const Params& params, Storage& storage, typename Tiles::Pipeline& pipeline,
                                  Barriers& barriers, int thread)
-      : p_(params),
-        storage_(storage),
-        pipeline_(pipeline),
-        barriers_(barriers),
-        thread_(thread),
-        warpgroup_(__shfl_sync(0xffffffffu, thread / 128, 0)),
-        exchange_(thread % 4) {
+      : Base(params, storage, pipeline, barriers, thread), exchange_(thread % 4) {
     // The row of a lane's address for ldmatrix, whose pieces of 16 bytes trade places by row: lanes 16 to 31 have the
     // piece behind that of lanes 0 to 15.
     const int row = thread / 32 * 16 + thread % 16, piece = thread % 32 / 16;
     address_ = cute::cast_smem_ptr_to_uint(storage.w.data()) + row * Tiles::kRowBytes + (piece ^ row % 8) * 16;
-  }
-
-  // Coordinates of the thread's sums within a tile.
-  CUTLASS_DEVICE auto own() const {
-    return Mma{}.get_thread_slice(thread_).partition_C(
-        cute::make_identity_tensor(cute::Shape<cute::_128, cute::Int<kTokens>>{}));
   }
 
   // The sums over `count` steps, from step `first` on, of the tile that starts at channel row0.
@@ -81,8 +51,7 @@ class MainRegisters90 {
     cute::fill(sum, 0.f);
     if (count <= 0) return;
     const int32_t group = first * kDepth / p_.group_codes;
-    const int32_t row = thread_ / 32 * 16 + thread_ % 32 / 4;
-    Groups groups({p_.w_scale, p_.w_zero_point, p_.epilogue.n, p_.groups}, row0 + row, group);
+    Groups groups = groups_of(row0, group);
     if (p_.group_codes == 32)
       multiply<32, 1>(sum, groups, 1, count);
     else if (p_.group_codes == 64)
@@ -93,11 +62,6 @@ class MainRegisters90 {
   }
 
  private:
-  using Groups = GroupScales<false>;
-  template <int Codes>
-  using Fragment = decltype(Mma{}.get_thread_slice(0).partition_fragment_A(
-      cute::make_tensor(static_cast<X*>(nullptr), cute::Layout<cute::Shape<cute::_128, cute::Int<Codes>>>{})));
-
   // Bytes of words, by a lane of a quad: what of two words the lane beside it is sent and what stays; what of these two
   // goes to the lane two further and what stays.
   struct Exchange {
@@ -156,7 +120,9 @@ class MainRegisters90 {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kRound; ++i) {
         Sum& product = products[kAhead ? i / Each : 0];
-        start<Codes>(fragments[i % 2], product, stage, first + i, i % Each == 0);
+        this->template start<Codes, typename Tiles::LayoutX>(
+            fragments[i % 2], product, stage, first + i,
+            i % Each == 0 ? cute::GMMA::ScaleOut::Zero : cute::GMMA::ScaleOut::One);
         cute::warpgroup_wait<1>();  // the fragment before this one is free
         if (kAhead && i % Each == 0) add(products[i / Each ^ 1], sum, factors[i / Each ^ 1]);
         if (i + 1 < kRound) {
@@ -179,23 +145,6 @@ class MainRegisters90 {
     }
     ++state_;
     if constexpr (kAhead) add(products[1], sum, factors[1]);
-  }
-
-  // Starts the products of fragment `at` of a step.
-  template <int Codes>
-  CUTLASS_DEVICE void start(const Fragment<Codes>& w, Sum& product, int stage, int at, bool is_first) {
-    const auto slice = Mma{}.get_slice(128 * warpgroup_);
-    const auto x = slice.make_fragment_B(slice.partition_B(Tiles::shared_x(storage_)));
-    Mma mma;
-    if (is_first) mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
-    cute::warpgroup_fence_operand(product);
-    cute::warpgroup_arrive();
-    CUTLASS_PRAGMA_UNROLL
-    for (int k = 0; k < Codes / 16; ++k) {
-      cute::gemm(mma, w(cute::_, cute::_, k), x(cute::_, cute::_, at * (Codes / 16) + k, stage), product);
-      mma.accumulate_ = cute::GMMA::ScaleOut::One;
-    }
-    cute::warpgroup_commit_batch();
   }
 
   // Fragment `at` of the step in front; odd: at % 2.
@@ -251,20 +200,8 @@ class MainRegisters90 {
     for (int i = 0; i < cute::size(Sum{}); ++i) sum(i) = ffma(product(i), factors.scale[i / 2 % 2], sum(i));
   }
 
-  CUTLASS_DEVICE void release() {
-    const uint32_t block = thread_ % 32;
-    barriers_.empty_barrier_[released_.index()].arrive(block, block < Tiles::kCluster);
-    ++released_;
-  }
-
-  const Params& p_;
-  Storage& storage_;
-  typename Tiles::Pipeline& pipeline_;
-  Barriers& barriers_;
-  const int thread_, warpgroup_;
   const Exchange exchange_;
-  uint32_t address_;                        // of a lane's row in the first buffer of weights
-  typename Tiles::State state_, released_;  // of the step in front, of the one that is released next
+  uint32_t address_;  // of a lane's row in the first buffer of weights
 };
 
 }  // namespace pyquant::cuda

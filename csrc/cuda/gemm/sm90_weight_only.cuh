@@ -3,8 +3,8 @@
 // that arrives last adds their sums in ascending order of K.
 //   partition: a persistent block takes tiles of 128 channels; one thread of the first warpgroup fetches both operands
 //   by TMA, one or two warpgroups widen weights and two multiply, for 64 channels each (main90_weight_only.cuh). Where
-//   a step is 256 codes, those who multiply widen (main90_weight_only_registers.cuh), and blocks of neighbouring
-//   channels may be a cluster.
+//   a step is 256 codes, or weights are rounded to 16 bits, those who multiply widen (main90_weight_only_registers.cuh,
+//   main90_weight_only_rounded.cuh), and blocks of neighbouring channels may be a cluster.
 //   limits: rows of x and w on 16-byte boundaries; groups of 32, of 64 or of multiples of 128 codes; any M, N, K,
 //   output and residual.
 #pragma once
@@ -14,6 +14,7 @@
 #include "cuda/gemm/launch90.cuh"
 #include "cuda/gemm/main90_weight_only.cuh"
 #include "cuda/gemm/main90_weight_only_registers.cuh"
+#include "cuda/gemm/main90_weight_only_rounded.cuh"
 #include "cuda/gemm/schedule90.cuh"
 #include "cuda/gemm/store90.cuh"
 #include "cuda/overlap.cuh"
@@ -37,12 +38,23 @@ struct WeightOnlyWarps90<WeightOnlyTiles90<Math, Tokens>> {
   static constexpr int kConsumers = 128 * (2 + (Tiles::kAllSee ? Tiles::kWideners : 1));
 };
 
-template <class Math, int Tokens, int Cluster>
-struct WeightOnlyWarps90<RegisterTiles90<Math, Tokens, Cluster>> {
-  using Tiles = RegisterTiles90<Math, Tokens, Cluster>;
-  using Main = MainRegisters90<Tiles>;
+// Whose warps that multiply widen.
+template <class Tiles>
+struct FragmentWarps90 {
   struct ReadyStorage {};
   static constexpr int kFetch = 40, kWiden = 0, kMultiply = 232, kConsumers = Tiles::kConsumers;
+};
+
+template <class Math, int Tokens, int Cluster>
+struct WeightOnlyWarps90<RegisterTiles90<Math, Tokens, Cluster>>
+    : FragmentWarps90<RegisterTiles90<Math, Tokens, Cluster>> {
+  using Main = MainRegisters90<RegisterTiles90<Math, Tokens, Cluster>>;
+};
+
+template <class Math, int Tokens, int Cluster>
+struct WeightOnlyWarps90<RoundedTiles90<Math, Tokens, Cluster>>
+    : FragmentWarps90<RoundedTiles90<Math, Tokens, Cluster>> {
+  using Main = MainRounded90<RoundedTiles90<Math, Tokens, Cluster>>;
 };
 
 template <class Tiles>
@@ -140,14 +152,25 @@ struct WeightOnlyKernel90 {
     // registers of the warp. Without it every instruction of the tensor cores has eight more in front.
     if (!__any_sync(0xffffffffu, shared.arrived[warpgroup] == p.shares - 1)) return false;
     __threadfence();  // the others' arrivals before their sums
+    // Quarter i of the share in front, of which loads of all at once would need as many registers as the sums.
+    const auto quarter = [&](int i) {
+      if (i % 8 == 0) __syncwarp();
+      return __ldcg(partials + i * 128);
+    };
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kQuarters; ++i) {
+      const float4 v = quarter(i);
+      sum(4 * i) = v.x, sum(4 * i + 1) = v.y, sum(4 * i + 2) = v.z, sum(4 * i + 3) = v.w;
+    }
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int32_t share = 0; share < p.shares; ++share) {
+    for (int32_t share = 1; share < p.shares; ++share) {
+      partials += kQuarters * 128;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kQuarters; ++i) {
-        const float4 v = __ldcg(partials + (share * kQuarters + i) * 128);
+        const float4 v = quarter(i);
         const float part[4] = {v.x, v.y, v.z, v.w};
         CUTLASS_PRAGMA_UNROLL
-        for (int c = 0; c < 4; ++c) sum(4 * i + c) = share == 0 ? part[c] : fadd(sum(4 * i + c), part[c]);
+        for (int c = 0; c < 4; ++c) sum(4 * i + c) = fadd(sum(4 * i + c), part[c]);
       }
     }
     return true;
@@ -241,13 +264,24 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1)
   Kernel::run(params, weight_only90_shared);
 }
 
-template <template <class> class Math, int M, int N, int K, int ClusterM, int ClusterN, class Schedule>
+// Main loops over scaled sums, of weights that are never rounded, and over rounded weights: names for the kernel table.
+template <class Math, int M, int K, int Cluster>
+struct ScaledSums90 {
+  static_assert(K == 256 || (K == 128 && Cluster == 1), "steps of 256 codes are widened in registers");
+  using Tiles = cute::conditional_t<K == 256, RegisterTiles90<Math, M, Cluster>, WeightOnlyTiles90<Math, M>>;
+};
+template <class Math, int M, int K, int Cluster>
+struct RoundedWeights90 {
+  using Tiles = RoundedTiles90<Math, M, Cluster>;
+  static_assert(Tiles::kDepth == K, "64 bytes of a channel are a step");
+};
+
+template <template <class, int, int, int> class Loop, template <class> class Math, int M, int N, int K, int ClusterM,
+          int ClusterN, class Schedule>
 struct GemmSm90WeightOnly {
   static_assert(Schedule::kSwapped && N == 128 && ClusterM == 1);
-  static_assert(K == 256 || (K == 128 && ClusterN == 1), "steps of 256 codes are widened in registers");
   template <class Float>
-  using Tiles =
-      cute::conditional_t<K == 256, RegisterTiles90<Math<Float>, M, ClusterN>, WeightOnlyTiles90<Math<Float>, M>>;
+  using Tiles = typename Loop<Math<Float>, M, K, ClusterN>::Tiles;
 
   // How a launch divides K, and what it needs for that.
   struct Shares {
