@@ -290,7 +290,7 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_w4a16 32x128x256  1x2 swapped_splitk 0 full)
   pyquant_kernel(sm90_w4a16 64x128x256  1x2 swapped_splitk 0 smoke)
   pyquant_kernel(sm90_w4a16 96x128x256  1x2 swapped_splitk 0 full)
-  pyquant_kernel(sm90_w4a16 128x128x256 1x2 swapped_splitk 0 full)
+  pyquant_kernel(sm90_w4a16 128x128x256 1x2 swapped_splitk 0 bench)
 
   pyquant_family(sm90_w8a16_rounded sm90_weight_only 90a
                  "GemmSm90WeightOnly<RoundedWeights90, DecodeW8A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
