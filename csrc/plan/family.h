@@ -37,7 +37,7 @@ struct FamilyFacts {
   Packing x_packing = Packing::bytes;
   uint32_t w_layouts = layout_bit(WeightLayout::natural);
   bool rounds_weights = false;  // to the type of x, as a framework's product of dequantised weights has them
-  int32_t acc_scale = 1;  // the accumulator holds this multiple of the sum: it divides the bound of K
+  int32_t acc_scale = 1;        // the accumulator holds this multiple of the sum: it divides the bound of K
 };
 
 constexpr uint32_t kAllOuts = type_bit(DType::f16) | type_bit(DType::bf16) | type_bit(DType::f32) |

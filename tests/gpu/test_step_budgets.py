@@ -292,7 +292,7 @@ def _work_of_registers(operation: str) -> int:
     return int("GMMA" in operation or operation.startswith(("HADD2", "FFMA")))
 
 
-# The same of rounded weights, for 64 codes: under a scale a channel, and in groups, on the way on which no group begins.
+# The same of rounded weights, for 64 codes: under a scale a channel, and in groups, on the way where no group begins.
 ROUNDED_BUDGET, ROUNDED_GROUPS_BUDGET = 170, 230
 
 
@@ -310,9 +310,7 @@ def test_steps_of_rounded_weights_keep_their_budget(
         found = {name: lines for name, lines in wgmma_kernels.items() if re.search(pattern, name)}
         assert len(found) == 2, f"{row['name']}: f16 and bf16, not {list(found)}"
         for name, lines in found.items():
-            grouped, plain = sorted(
-                machine_code.short_loops(lines, "GMMA", LONGEST_LOOP_OVER_K), key=len, reverse=True
-            )
+            grouped, plain = sorted(machine_code.short_loops(lines, "GMMA", LONGEST_LOOP_OVER_K), key=len, reverse=True)
             for loop, scales in ((grouped, 32), (plain, 0)):
                 count = _count(loop)
                 assert _products(loop) == 4, name

@@ -199,7 +199,7 @@ def test_the_plain_epilogue_keeps_its_budget(
     classes = {name: 32 * count / (m * n) for name, count in got["classes"].items()}
     before = {name: 32 * count / (m * n) for name, count in general["classes"].items()}
     assert classes.get("cvt.frnd", 0) == classes.get("cvt.f2i", 0) == 0
-    # One conversion for two values, half a tile of 8 tokens is padding; and one for two weights, where they are rounded.
+    # One conversion for two values, half a tile of 8 tokens is padding; and one for two weights that are rounded.
     assert out == "s8" or classes["cvt.f2f"] <= 1 + rounds_weights(row) * k / (2 * m)
     assert classes["shuffle"] <= before["shuffle"]  # movmatrix is a class of its own
     assert classes["st.global"] <= before["st.global"]

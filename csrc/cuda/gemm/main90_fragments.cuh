@@ -69,8 +69,8 @@ class MainFragments90 {
   template <int Codes, class LayoutX>
   CUTLASS_DEVICE void start(const Fragment<Codes>& w, Sum& product, int stage, int at, cute::GMMA::ScaleOut first) {
     const auto slice = Mma{}.get_slice(128 * warpgroup_);
-    const auto x = slice.make_fragment_B(
-        slice.partition_B(cute::make_tensor(cute::make_smem_ptr(storage_.x.data()), LayoutX{})));
+    const auto x =
+        slice.make_fragment_B(slice.partition_B(cute::make_tensor(cute::make_smem_ptr(storage_.x.data()), LayoutX{})));
     Mma mma;
     mma.accumulate_ = first;
     cute::warpgroup_fence_operand(product);

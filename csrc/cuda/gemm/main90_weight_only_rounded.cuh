@@ -1,6 +1,6 @@
-// Main loop for Hopper over integer weights as in a checkpoint, under 16-bit activations, for many tokens: it multiplies
-// the weights as a framework's product of dequantised ones does, rounded to the type of the activations, and the tensor
-// cores add up all of K.
+// Main loop for Hopper over integer weights as in a checkpoint, under 16-bit activations, for many tokens: it
+// multiplies the weights as a framework's product of dequantised ones does, rounded to the type of the activations, and
+// the tensor cores add up all of K.
 //   Scaled sums (main90_weight_only_registers.cuh) need every product's registers twice, or end each group with a wait.
 //   Here a weight is scaled before it is multiplied, so that nothing waits for a product but the registers and buffers
 //   of the one before it, and a tile may have as many tokens as registers hold sums.
@@ -78,7 +78,7 @@ class MainRounded90 : public MainFragments90<Tiles> {
   using Pair = CodePair<kNibbles>;
   using typename Base::Groups;
   static constexpr int kCodes = 32, kRound = Tiles::kRound;  // of a fragment, of two
-  static constexpr int kPieces = kNibbles ? 1 : 2;            // of 16 bytes that have a fragment's codes
+  static constexpr int kPieces = kNibbles ? 1 : 2;           // of 16 bytes that have a fragment's codes
   using Fragment = typename Base::template Fragment<kCodes>;
   using Base::groups_of, Base::kDepth, Base::p_, Base::pipeline_, Base::release, Base::state_;
 
