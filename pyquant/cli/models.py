@@ -141,6 +141,7 @@ def usual_batches(batches: Iterable[Any], count: int | None) -> tuple[Iterable[A
 def model_factory(text: str, argument: str = "MODEL") -> Callable[[], torch.nn.Module]:
     """A callable that builds the model `text` names, in eval mode. Raises ArgumentError naming `argument`."""
     if Path(text).is_dir():
+        _refuse_codes(Path(text), argument)
         return lambda: _hugging_face(Path(text), argument)
     build = load_called(text, argument, MODEL_HELP)
 
@@ -151,6 +152,17 @@ def model_factory(text: str, argument: str = "MODEL") -> Callable[[], torch.nn.M
         return model.eval()
 
     return factory
+
+
+def _refuse_codes(folder: Path, argument: str) -> None:
+    """Raise ArgumentError for the folder of a quantised model, from which transformers would make other layers."""
+    from pyquant.io.foreign.source import read_words
+    from pyquant.io.manifest import CONFIG, FILE
+
+    named = (folder / CONFIG).is_file() and "quantization_config" in read_words(folder / CONFIG)
+    if named or (folder / FILE).is_file():
+        allowed = "the folder of the float model (codes of other tools: `pyquant convert`)"
+        raise ArgumentError(argument, f"{folder}, which holds a quantised model", allowed)
 
 
 def _hugging_face(folder: Path, argument: str) -> torch.nn.Module:

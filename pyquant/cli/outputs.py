@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,5 +49,8 @@ def _check_parent(option: str, path: str, folder: Path) -> None:
         folder = folder.parent
     if not folder.is_dir():
         raise ArgumentError(option, f"{folder}: a file", "a folder, new or existing")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ArgumentError(option, f"{path}: {folder} cannot be written to", "a place that can be written to")
+    try:  # tried, not asked: an administrator may do everything, and still nothing can be made in /proc
+        os.rmdir(tempfile.mkdtemp(prefix=".pyquant-", dir=folder))
+    except OSError:
+        allowed = "a place that can be written to"
+        raise ArgumentError(option, f"{path}: {folder} cannot be written to", allowed) from None

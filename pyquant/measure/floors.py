@@ -5,6 +5,8 @@ A figure without its floor says little: 3x faster than a slow peer may still be 
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ _SMALL, _LONGEST_S = 256, 2.0  # edge of a product that is tried first; of a pro
 # Operands of the inner loop, as (rows, K / 4): one tile of AVX-512 registers over a long K, one of AMX, many rows.
 _INNER = ((6, 1024), (6, 256), (32, 256), (48, 64))
 _INNER_PRODUCTS = 1 << 27  # a call: about a millisecond, so that setting the operands up is lost
+_HUGE_PAGE = 2 << 20  # bytes
 _READ_A_CALL = 4 << 20  # bytes, so that small sets are not lost in the cost of the call
 
 
@@ -108,15 +111,29 @@ def _measured(
 
 
 def read_limit(size_bytes: int, *, cold: bool = False) -> Limit:
-    """A stream that only reads a working set of `size_bytes` bytes, with the threads that torch uses.
+    """A stream that only reads a working set of `size_bytes` bytes, with the threads that torch uses, from pages as large
+    as those of packed weights.
 
     cold  a call reads it once, for callers that flush the caches; otherwise so often that the call itself is lost.
     Raises UnsupportedError without the native libraries.
     """
     _need_native()
-    source = torch.ones(max(1, size_bytes // 4), dtype=torch.float32, device="cpu")
+    source = _on_huge_pages(max(1, size_bytes // 4)).fill_(1)
     times = 1 if cold else max(1, _READ_A_CALL // size_bytes)
     return Limit(lambda: torch.ops.pyquant._cpu_read(source, times), times * size_bytes)
+
+
+def _on_huge_pages(count: int) -> torch.Tensor:
+    """float32 [count], on pages of 2 MiB where the system has them to give: packed weights ask for them too
+    (csrc/cpu/threads.h), and from small ones memory came a third slower, so that layers passed their own limit."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(count, dtype=torch.float32, device="cpu")
+    memory = mmap.mmap(-1, 4 * count + _HUGE_PAGE)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    spare = torch.frombuffer(memory, dtype=torch.float32)
+    first = -spare.data_ptr() % _HUGE_PAGE // 4
+    return spare[first : first + count]
 
 
 def multiply_limit(clock: Clock, rounds: int = 5) -> Limit:

@@ -41,6 +41,17 @@ class Obstacle:
     is_final: bool = True  # nothing that is done to the model later takes it away: quantize_ leaves the layer, says so
 
 
+# Where other libraries keep a layer's codes beside, or instead of, its weight.
+_CODES_ELSEWHERE: Final = ("weight_packed", "qweight")
+
+
+def holds_foreign_codes(module: nn.Module) -> bool:
+    """Whether a float class holds integers as its weight: another library quantised it, and replaced its forward."""
+    weight = module._parameters.get("weight")
+    is_coded = isinstance(weight, Tensor) and not (weight.is_floating_point() or weight.is_complex())
+    return is_coded or any(name in module._parameters or name in module._buffers for name in _CODES_ELSEWHERE)
+
+
 def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | None:
     """The first obstacle to replacing a module of KINDS, or None."""
     base: Any = next((kind for kind in KINDS if isinstance(module, kind)), None)
@@ -52,6 +63,8 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
         return Obstacle(what, f"rewrite the module with pyquant.expose_linears_, or {exclude}", is_usual=True)
     if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return Obstacle("is lazy and has no weights yet", "run one forward pass first", is_final=False)
+    if holds_foreign_codes(module):
+        return Obstacle("holds codes of another library", f"load the model through pyquant (load_quantized_), or {exclude}")
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
         return Obstacle(_computed("weight"), f"remove it first, or {exclude}")
     for name in _CALLED:

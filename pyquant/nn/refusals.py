@@ -13,6 +13,7 @@ from pyquant.core.presets import PRESETS, preset_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.nn.linear_state import LinearState
+from pyquant.nn.obstacles import holds_foreign_codes
 
 QUANTISED: Final = LinearState
 
@@ -48,6 +49,19 @@ def already_quantised(model: nn.Module) -> ArgumentError:
     count = "1 layer" if len(names) == 1 else f"{len(names)} layers"
     got = f"a {type(model).__name__} that is quantised already ({count}: {listed([repr(name) for name in names])})"
     return ArgumentError("model", got, "a float model; for another scheme start from that, or call dequantize_ first")
+
+
+def check_no_foreign_codes(model: nn.Module, layers: Iterable[nn.Module]) -> None:
+    """Raise ArgumentError where another library has quantised every one of the layers that were meant."""
+    meant = list(layers)
+    if meant and all(holds_foreign_codes(layer) for layer in meant):
+        count = "1 layer" if len(meant) == 1 else f"{len(meant)} layers"
+        got = f"a {type(model).__name__} that another library has quantised already ({count} hold its codes)"
+        allowed = (
+            "a float model; load_quantized_ reads such a folder's codes, and after integrations.transformers.enable() so "
+            "does from_pretrained"
+        )
+        raise ArgumentError("model", got, allowed)
 
 
 def check_not_simulating(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.nn import obstacles
+from pyquant.nn import obstacles, refusals
 from pyquant.nn.convert import integer_twin
 from pyquant.nn.fates import Fate, LayerScheme, Said, Swap, carry_out, fate_of, said_by, twins_of, wishes_of
 from pyquant.nn.indivisible import CHOICES
@@ -57,6 +57,8 @@ def simulated_fates(
 ) -> list[Fate]:
     """What a config does to the layers of a float model."""
     sites = list(find_sites(model, tuple(SIMULATED)))
+    if not sites and refusals.is_wholly_quantised(model):
+        raise refusals.already_quantised(model)
     if not sites:
         raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
     if rules is None:

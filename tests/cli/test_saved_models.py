@@ -165,6 +165,11 @@ for name, model in {
     assert main(["quantize", name, "--scheme", "W8A8Dynamic", "--out", out]) == 0
     assert main(["quantize", name, "--scheme", "W8A8Dynamic", "--out", out]) == 0, "again, over the first"
     assert main(["verify", out, "--against", name]) == 0
+    for call in (["verify", out, "--against", out], ["quantize", out, "--scheme", "W4A16", "--out", "never"]):
+        refused = subprocess.run([sys.executable, "-m", "pyquant", *call], capture_output=True, text=True)
+        assert refused.returncode == 2 and refused.stderr.count("\\n") == 1, refused.stderr
+        assert f"{out}, which holds a quantised model" in refused.stderr, refused.stderr
+        assert not os.path.exists("never")
     read, tokenizer = type(model).from_pretrained(out).eval(), T.AutoTokenizer.from_pretrained(out)
     made = [os.path.exists(f"{folder}/generation_config.json") for folder in (name, out)]
     words = tokenizer("a b c", return_tensors="pt")

@@ -100,7 +100,15 @@ def test_a_place_that_is_not_ours_is_named_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "theirs").mkdir()
-    monkeypatch.setattr("os.access", lambda path, mode: not str(path).endswith("theirs"))
+
+    def refuse(prefix: str, dir: Path) -> str:
+        if str(dir).endswith("theirs"):
+            raise FileNotFoundError(2, "No such file or directory")  # as /proc tells an administrator
+        made = Path(dir) / f"{prefix}tried"
+        made.mkdir()
+        return str(made)
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
     call = ["quantize", f"{__name__}:never", "--scheme", "W8A8Dynamic", "--out", str(tmp_path / "theirs/new")]
     assert main(call) == 2
     assert "theirs cannot be written to" in capsys.readouterr().err

@@ -150,6 +150,29 @@ def test_static_schemes_take_input_scales() -> None:
         pyquant.quantize_(nn.Sequential(nn.Linear(64, 8)), "W4A8(group_size=32)")
 
 
+@pytest.mark.parametrize("kept", ["as integers", "packed"])
+def test_codes_of_another_library_are_named_as_such(kept: str) -> None:
+    """As compressed-tensors, bitsandbytes and AutoGPTQ leave a Linear: integers or other tensors in place of its weight,
+    and a forward that multiplies them."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    for layer in (model[0], model[2]):
+        codes = torch.zeros(64, 64, dtype=torch.int8)
+        if kept == "packed":
+            del layer.weight
+            layer.register_buffer("weight_packed", codes)
+        else:
+            layer.weight = nn.Parameter(codes, requires_grad=False)
+        layer.forward = lambda x: x
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(pyquant.ArgumentError, match=r"another library has quantised already \(2 layers.*enable\(\)"):
+        pyquant.quantize_(model, W8A8Dynamic())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.append(nn.Linear(64, 8))
+    with pytest.warns(pyquant.QuantizationWarning, match=r"0 and 1 more \(Linear, .*\): holds codes of another library"):
+        pyquant.quantize_(model, W8A8Dynamic())
+    assert isinstance(model[3], QLinear) and type(model[0]) is nn.Linear
+
+
 def test_a_quantised_model_is_told_from_one_without_layers() -> None:
     model = pyquant.quantize_(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), W8A8Dynamic())
     told = r"quantised already \(2 layers: '0', '2'\).*dequantize_"
@@ -157,6 +180,8 @@ def test_a_quantised_model_is_told_from_one_without_layers() -> None:
         lambda: pyquant.quantize_(model, "W8A16"),
         lambda: pyquant.quantize_recipe_(model, {"layers": {"0": "W8A16"}}),
         lambda: pyquant.SelectiveQuantizer().quantize_module(model),
+        lambda: pyquant.prepare_qat_(model, "W8A8Dynamic"),
+        lambda: pyquant.sensitivity(model, [torch.randn(2, 8)], ("fp32", "int8")),
     ):
         with pytest.raises(pyquant.ArgumentError, match=told):
             again()

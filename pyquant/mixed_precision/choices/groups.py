@@ -12,7 +12,7 @@ from torch import nn
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.nn import obstacles
+from pyquant.nn import obstacles, refusals
 from pyquant.nn.experts import QExperts
 from pyquant.nn.sites import Filter, Site, find_sites
 
@@ -60,6 +60,8 @@ def find_groups(model: nn.Module, grouping: Grouping = "auto", filter_fn: Filter
     """
     sites = quantisable(model, filter_fn)
     names = [site.names[0] for site in sites]
+    if not names and refusals.is_wholly_quantised(model):
+        raise refusals.already_quantised(model)
     if not names:
         raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
     if isinstance(grouping, Mapping):
