@@ -29,6 +29,7 @@ _SMALL, _LONGEST_S = 256, 2.0  # edge of a product that is tried first; of a pro
 _INNER = ((6, 1024), (6, 256), (32, 256), (48, 64))
 _INNER_PRODUCTS = 1 << 27  # a call: about a millisecond, so that setting the operands up is lost
 _HUGE_PAGE = 2 << 20  # bytes
+_FEWEST_READS = 4  # a call, of a set that is read again and again: a part of a large one stays in the caches
 _READ_A_CALL = 4 << 20  # bytes, so that small sets are not lost in the cost of the call
 
 
@@ -111,15 +112,15 @@ def _measured(
 
 
 def read_limit(size_bytes: int, *, cold: bool = False) -> Limit:
-    """A stream that only reads a working set of `size_bytes` bytes, with the threads that torch uses, from pages as large
-    as those of packed weights.
+    """A stream that only reads a working set of `size_bytes` bytes, with the threads that torch uses, from pages as
+    large as those of packed weights.
 
     cold  a call reads it once, for callers that flush the caches; otherwise so often that the call itself is lost.
     Raises UnsupportedError without the native libraries.
     """
     _need_native()
     source = _on_huge_pages(max(1, size_bytes // 4)).fill_(1)
-    times = 1 if cold else max(1, _READ_A_CALL // size_bytes)
+    times = 1 if cold else max(_FEWEST_READS, _READ_A_CALL // size_bytes)
     return Limit(lambda: torch.ops.pyquant._cpu_read(source, times), times * size_bytes)
 
 

@@ -64,7 +64,9 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return Obstacle("is lazy and has no weights yet", "run one forward pass first", is_final=False)
     if holds_foreign_codes(module):
-        return Obstacle("holds codes of another library", f"load the model through pyquant (load_quantized_), or {exclude}")
+        return Obstacle(
+            "holds codes of another library", f"load the model through pyquant (load_quantized_), or {exclude}"
+        )
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
         return Obstacle(_computed("weight"), f"remove it first, or {exclude}")
     for name in _CALLED:

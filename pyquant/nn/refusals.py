@@ -58,8 +58,8 @@ def check_no_foreign_codes(model: nn.Module, layers: Iterable[nn.Module]) -> Non
         count = "1 layer" if len(meant) == 1 else f"{len(meant)} layers"
         got = f"a {type(model).__name__} that another library has quantised already ({count} hold its codes)"
         allowed = (
-            "a float model; load_quantized_ reads such a folder's codes, and after integrations.transformers.enable() so "
-            "does from_pretrained"
+            "a float model; load_quantized_ reads such a folder's codes, and so does from_pretrained after "
+            "integrations.transformers.enable()"
         )
         raise ArgumentError("model", got, allowed)
 

@@ -168,7 +168,9 @@ def test_codes_of_another_library_are_named_as_such(kept: str) -> None:
         pyquant.quantize_(model, W8A8Dynamic())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model.append(nn.Linear(64, 8))
-    with pytest.warns(pyquant.QuantizationWarning, match=r"0 and 1 more \(Linear, .*\): holds codes of another library"):
+    with pytest.warns(
+        pyquant.QuantizationWarning, match=r"0 and 1 more \(Linear, .*\): holds codes of another library"
+    ):
         pyquant.quantize_(model, W8A8Dynamic())
     assert isinstance(model[3], QLinear) and type(model[0]) is nn.Linear
 
