@@ -152,7 +152,7 @@ def test_static_schemes_take_input_scales() -> None:
 
 @pytest.mark.parametrize("kept", ["as integers", "packed"])
 def test_codes_of_another_library_are_named_as_such(kept: str) -> None:
-    """As compressed-tensors, bitsandbytes and AutoGPTQ leave a Linear: integers or other tensors in place of its weight,
+    """As compressed-tensors, bitsandbytes and AutoGPTQ leave a Linear: integers or other tensors for its weight,
     and a forward that multiplies them."""
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     for layer in (model[0], model[2]):
@@ -172,7 +172,8 @@ def test_codes_of_another_library_are_named_as_such(kept: str) -> None:
         pyquant.QuantizationWarning, match=r"0 and 1 more \(Linear, .*\): holds codes of another library"
     ):
         pyquant.quantize_(model, W8A8Dynamic())
-    assert isinstance(model[3], QLinear) and type(model[0]) is nn.Linear
+    assert isinstance(model[3], QLinear)
+    assert type(model[0]) is nn.Linear
 
 
 def test_a_quantised_model_is_told_from_one_without_layers() -> None:
