@@ -29,12 +29,11 @@ struct RoundedTiles90 : FragmentTiles90<RoundedCopies90<Math, Tokens, Cluster>> 
 };
 
 // Of a word with two neighbouring codes, the first one lowest: each as a float of the unit 1.
-template <bool Nibbles>
+template <int Bits>
 struct CodePair {
-  static constexpr uint32_t kBias = Nibbles ? 8 : 128;
-  static constexpr int kBits = Nibbles ? 4 : 8;
-  static constexpr uint32_t kMask = (1u << kBits) - 1;
-  static constexpr uint32_t kLow = 0x4b000000u, kHigh = Nibbles ? 0x49000000u : 0x47000000u;  // 2^23, 2^19 or 2^15
+  static constexpr uint32_t kBias = 1u << (Bits - 1);
+  static constexpr uint32_t kMask = (1u << Bits) - 1;
+  static constexpr uint32_t kLow = 0x4b000000u, kHigh = kLow - (Bits << 23);  // 2^23, 2^(23 - Bits)
 
   // What is to be taken off the floats of a channel's codes.
   struct Offset {
@@ -42,7 +41,7 @@ struct CodePair {
   };
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
     const uint32_t code = kBias + static_cast<uint32_t>(zero_point);
-    return {__uint_as_float(kLow + code), __uint_as_float(kHigh + (code << kBits))};
+    return {__uint_as_float(kLow + code), __uint_as_float(kHigh + (code << Bits))};
   }
 
   // (word & mask) ^ base, which sets the power of two and turns the code's sign bit.
@@ -50,7 +49,7 @@ struct CodePair {
     return less(word, kMask, kLow ^ kBias, offset.low);
   }
   static __device__ __forceinline__ float high(uint32_t word, const Offset& offset) {
-    return less(word, kMask << kBits, kHigh ^ kBias << kBits, offset.high);
+    return less(word, kMask << Bits, kHigh ^ kBias << Bits, offset.high);
   }
 
  private:
@@ -75,7 +74,7 @@ template <class Tiles>
 class MainRounded90 : public MainFragments90<Tiles> {
   using Base = MainFragments90<Tiles>;
   static constexpr bool kNibbles = is_packed(Tiles::Math::kW);
-  using Pair = CodePair<kNibbles>;
+  using Pair = CodePair<bits_of(Tiles::Math::kW)>;
   using typename Base::Groups;
   static constexpr int kCodes = 32, kRound = Tiles::kRound;  // of a fragment, of two
   static constexpr int kPieces = kNibbles ? 1 : 2;           // of 16 bytes that have a fragment's codes
@@ -170,7 +169,7 @@ class MainRounded90 : public MainFragments90<Tiles> {
     using Float = typename Tiles::Math::X;
     auto out = cute::recast<uint32_t>(fragment);
     const uint32_t first = (address_ + state_.index() * Tiles::kWBytes) ^ round * 2 * kPieces * 16;
-    constexpr int kBytes = kNibbles ? 4 : 8;  // of the eight codes that four lanes share
+    constexpr int kBytes = bits_of(Tiles::Math::kW);  // of the eight codes that four lanes share
     uint32_t word[8];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 8; ++i) {
