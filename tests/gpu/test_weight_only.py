@@ -32,6 +32,11 @@ class Layer:
     group_size: int
     rounds: bool = False  # whether the row multiplies rounded weights, where scales are those of groups
 
+    @property
+    def steps(self) -> int:
+        """Roundings a product: docs/numerics.md 8."""
+        return 1 if self.rounds else 2
+
     def weights(self) -> Tensor:
         """What the row multiplies with, in float64: dequantised, or that rounded as docs/numerics.md 2.3 says."""
         groups = self.scale.shape[1]
@@ -57,7 +62,16 @@ def draw(name: str, dtype: str, m: int, n: int, k: int, group_size: int, affine:
     )
 
 
-def run(native: Any, device: Memory, name: str, layer: Layer, out: str) -> Tensor:
+def run(
+    native: Any,
+    device: Memory,
+    name: str,
+    layer: Layer,
+    out: str,
+    more: dict[str, Tensor] | None = None,
+    **epilogue: Any,
+) -> Tensor:
+    """more: operands of the epilogue; a residual is float32."""
     (m, k), n = layer.x.shape, len(layer.codes)
     w = ROWS[name]["w"][0]
     kind = next(text for text, dtype in FLOATS.items() if dtype == layer.x.dtype)
@@ -65,12 +79,14 @@ def run(native: Any, device: Memory, name: str, layer: Layer, out: str) -> Tenso
     problem |= {"group_size": layer.group_size, "has_w_zero_point": layer.zero_point is not None, "out_align": 4}
     memory = {"x": layer.x, "w": pack_int4(layer.codes) if w == "s4" else layer.codes, "w_scale": layer.scale}
     memory |= {} if layer.zero_point is None else {"w_zero_point": layer.zero_point}
+    memory |= more or {}
+    problem |= {"residual": "f32", "ldr": n, "residual_align": 4} if "residual" in memory else {}
     operands: dict[str, Any] = {key: device.put(tensor) for key, tensor in memory.items()}
     dtype = torch.float32 if out == "f32" else FLOATS[out]
     operands["out"] = device.put(torch.full((m * n * dtype.itemsize,), SENTINEL, dtype=torch.uint8))
     needed = native.workspace_bytes(name, problem)
     operands["workspace"] = device.put(torch.full((needed,), SENTINEL, dtype=torch.uint8)) if needed else 0
-    native.gemm(name, problem, operands, {})
+    native.gemm(name, problem, operands, epilogue)
     got = device.get(operands["out"], m * n * dtype.itemsize).view(dtype).reshape(m, n)
     device.free()
     return got
@@ -92,8 +108,23 @@ def test_real_numbers_stay_within_the_bound(
     w, x = layer.weights(), layer.x.double()
     exact, magnitude = x @ w.T, x.abs() @ w.abs().T
     torchs = layer.x @ w.to(layer.x.dtype).T
-    accept.t3(run(native, plain_device, name, layer, "f32"), exact, magnitude, 384, torchs, c=2, what="f32")
-    accept.t3(run(native, plain_device, name, layer, dtype), exact, magnitude, 384, torchs, c=2, what=dtype)
+    accept.t3(run(native, plain_device, name, layer, "f32"), exact, magnitude, 384, torchs, c=layer.steps, what="f32")
+    accept.t3(run(native, plain_device, name, layer, dtype), exact, magnitude, 384, torchs, c=layer.steps, what=dtype)
+
+
+@pytest.mark.parametrize("n", [100, 256])
+@pytest.mark.parametrize("name", ROWS)
+def test_what_follows_the_sum_is_that_of_every_layer(native: Any, plain_device: Memory, name: str, n: int) -> None:
+    """Bias, activation and residual of a whole tile of the largest rows and of tails, beside torch's from the sum."""
+    skip_unless_it_runs(name)
+    layer = draw(name, "bf16", 270, n, 256, 128, True)
+    d = Draw(BASE_SEED, "epilogue", name, n)
+    bias, residual = d.normal(n), d.normal(270, n)
+    plain = run(native, plain_device, name, layer, "f32")
+    more = {"bias": bias, "residual": residual}
+    got = run(native, plain_device, name, layer, "f32", more, activation="relu")
+    assert torch.equal(got, (plain + bias).relu() + residual)
+    assert torch.equal(run(native, plain_device, name, layer, "bf16", {"bias": bias}), (plain + bias).bfloat16())
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -131,7 +162,7 @@ def test_divided_sums_are_within_the_bound_and_the_same_in_every_order_of_blocks
     plain_device.mode("plain")
     assert all(torch.equal(result, results[0]) for result in results)
     w, x = layer.weights(), layer.x.double()
-    accept.t3(results[0], x @ w.T, x.abs() @ w.abs().T, k, layer.x @ w.half().T, c=2, what="divided")
+    accept.t3(results[0], x @ w.T, x.abs() @ w.abs().T, k, layer.x @ w.half().T, c=layer.steps, what="divided")
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -169,7 +200,7 @@ def test_blocks_that_take_several_tiles_carry_their_buffers_on(native: Any, plai
         plain_device.mode(mode)
         assert torch.equal(run(native, plain_device, name, layer, "f32"), got), mode
     plain_device.mode("plain")
-    accept.t3(got, x @ w.T, x.abs() @ w.abs().T, 3 * depth, layer.x @ w.bfloat16().T, c=2, what=name)
+    accept.t3(got, x @ w.T, x.abs() @ w.abs().T, 3 * depth, layer.x @ w.bfloat16().T, c=layer.steps, what=name)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
