@@ -216,6 +216,13 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_s8s8 64x128x256  1x4      plain       0 bench)
   pyquant_kernel(sm90_s8s8 64x128x128  2x1      pingpong    0 bench)
 
+  pyquant_family(sm90_s8s8_experts sm90_experts 90a
+                 "GemmSm90Experts<Sm90S8S8, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_s8s8_experts 32x128x128  1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s8_experts 64x128x128  1x1 swapped_cooperative 0 smoke)
+  pyquant_kernel(sm90_s8s8_experts 128x128x128 1x2 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s8_experts 128x256x128 1x2 cooperative         0 full)
+
   pyquant_family(sm90_f16 sm90 90a "GemmSm90<Sm90F16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
   pyquant_kernel(sm90_f16 32x128x64  1x1 swapped_streamk 0 smoke)
   pyquant_kernel(sm90_f16 96x128x64  1x1 swapped_streamk 0 full)
@@ -249,6 +256,13 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_s8s4_blocked 160x128x128 1x1 swapped_streamk     0 full)
   pyquant_kernel(sm90_s8s4_blocked 192x128x128 1x1 swapped_streamk     0 full)
   pyquant_kernel(sm90_s8s4_blocked 256x128x128 1x1 swapped_cooperative 0 full)
+
+  pyquant_family(sm90_s8s4_blocked_experts sm90_w4_blocked_experts 90a
+                 "GemmSm90W4BlockedExperts<@TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_s8s4_blocked_experts 32x128x128  1x1 swapped_cooperative 0 smoke)
+  pyquant_kernel(sm90_s8s4_blocked_experts 64x128x128  1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s4_blocked_experts 128x128x128 1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s4_blocked_experts 256x128x128 1x1 swapped_cooperative 0 full)
 
   pyquant_family(sm90_s8s4_groups sm90_w4_groups 90a "GemmSm90W4Groups<@TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
   pyquant_kernel(sm90_s8s4_groups 16x128x128  1x1 swapped_cooperative 0 full)

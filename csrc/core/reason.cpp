@@ -22,6 +22,7 @@ std::string text_of(const Refusal& r) {
     case Reason::type_pair: return two("operand types: takes the set ", r.wanted, ", got type ", r.got);
     case Reason::out_type: return two("output type: takes the set ", r.wanted, ", got type ", r.got);
     case Reason::k_multiple: return two("K must be a multiple of ", r.wanted, ", got K = ", r.got);
+    case Reason::k_least: return two("K must be at least ", r.wanted, ", got K = ", r.got);
     case Reason::n_multiple: return two("N must be a multiple of ", r.wanted, ", got N = ", r.got);
     case Reason::x_alignment: return two("x rows need ", r.wanted, "-byte alignment, got ", r.got);
     case Reason::w_alignment: return two("w rows need ", r.wanted, "-byte alignment, got ", r.got);

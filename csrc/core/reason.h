@@ -14,6 +14,7 @@ enum class Reason : int32_t {
   type_pair,           // x / w types differ from the row's
   out_type,
   k_multiple,  // K must be a multiple of wanted
+  k_least,     // K must be at least wanted
   n_multiple,
   x_alignment,  // bytes
   w_alignment,

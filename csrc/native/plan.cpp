@@ -44,6 +44,7 @@ py::list kernel_table() {
     d["w_align"] = f.w_align;
     d["out_align"] = f.out_align;
     d["k_multiple"] = f.k_multiple;
+    d["k_least"] = f.k_least;
     d["m_max"] = f.m_max;
     d["group_multiple"] = f.group_multiple;
     d["group_step"] = f.group_step;

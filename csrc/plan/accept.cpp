@@ -35,6 +35,7 @@ Refusal accept_sizes(const FamilyFacts& f, const GemmProblem& p) {
   for (const int64_t size : {p.m, p.k})
     if (size > kSizeLimit) return refuse(Reason::size_limit, kSizeLimit, size);
   if (p.experts > kSizeLimit) return refuse(Reason::size_limit, kSizeLimit, p.experts);
+  if (p.k < f.k_least) return refuse(Reason::k_least, f.k_least, p.k);
   if (p.n > kColumnLimit) return refuse(Reason::size_limit, kColumnLimit, p.n);
   if (f.m_max != 0 && p.m > f.m_max) return refuse(Reason::m_limit, f.m_max, p.m);
   const int64_t bound = k_bound(p) / f.acc_scale, depth = p.group_size ? std::min(p.group_size, p.k) : p.k;

@@ -23,6 +23,7 @@ struct FamilyFacts {
   int32_t x_align = 16, w_align = 16;  // bytes that rows of codes start on
   int32_t out_align = 1;
   int32_t k_multiple = 1;
+  int32_t k_least = 0;
   int32_t m_max = 0;           // 0: any M
   int32_t group_multiple = 0;  // of the group size; 0: no group scales
   int32_t group_step = 0;      // sizes beyond half of it are multiples of it
@@ -66,10 +67,12 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm80_w8a16_experts)        \
   X(sm80_w4a16_experts)        \
   X(sm90_s8s8)                 \
+  X(sm90_s8s8_experts)         \
   X(sm90_f16)                  \
   X(sm90_bf16)                 \
   X(sm90_s8s4)                 \
   X(sm90_s8s4_blocked)         \
+  X(sm90_s8s4_blocked_experts) \
   X(sm90_s8s4_groups)          \
   X(sm90_s8s4_steps)           \
   X(sm90_w8a16)                \
@@ -243,6 +246,15 @@ constexpr FamilyFacts sm80_w8a16_experts() { return with_experts(sm80_w8a16(), "
 constexpr FamilyFacts sm80_w4a16_experts() { return with_experts(sm80_w4a16(), "sm80_w4a16_experts"); }
 
 constexpr FamilyFacts sm90_s8s8() { return hopper("sm90_s8s8", DType::s8, DType::s8); }
+
+// The experts of a mixture by wgmma, whose main loops know no product of nothing.
+constexpr FamilyFacts hopper_experts(FamilyFacts f, const char* name) {
+  f = with_experts(f, name);
+  f.k_least = 1;
+  return f;
+}
+
+constexpr FamilyFacts sm90_s8s8_experts() { return hopper_experts(sm90_s8s8(), "sm90_s8s8_experts"); }
 constexpr FamilyFacts sm90_f16() { return hopper("sm90_f16", DType::f16, DType::f16); }
 constexpr FamilyFacts sm90_bf16() { return hopper("sm90_bf16", DType::bf16, DType::bf16); }
 
@@ -260,6 +272,10 @@ constexpr FamilyFacts sm90_s8s4_blocked() {
   f.w_layouts = layout_bit(WeightLayout::blocked128);
   f.acc_scale = 16;
   return f;
+}
+
+constexpr FamilyFacts sm90_s8s4_blocked_experts() {
+  return hopper_experts(sm90_s8s4_blocked(), "sm90_s8s4_blocked_experts");
 }
 
 // Group scales: the bound of K holds for a group.

@@ -139,6 +139,18 @@ def test_every_row_has_the_bits_of_its_layer(any_mode: CudaOps, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ROWS)
+def test_tiles_that_begin_at_any_row_store_whole_rows(any_mode: CudaOps, name: str) -> None:
+    """Channels that vector stores take, over more than one tile of them: the epilogue that nearly all layers run."""
+    for index, counts in enumerate(([3, 0, 70, 1, 129, 6], [0, 33, 2, 260, 1])):
+        spec = spec_of(name, 272 if index else 144, has_bias=True, activation=("relu", "none")[index])
+        layers = Layers.of(len(counts) - 1, spec, (name, "plain", index))
+        x = problems.Draw(problems.BASE_SEED, "experts plain", index).normal(sum(counts), K).to(torch.bfloat16)
+        _, packed = layers.packed(spec.layout, any_mode)
+        got = grouped(any_mode, x, packed, counts, spec, None, None, None, None, name)
+        same(got, layers.want(x, counts), f"{name} {counts}")
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_the_sums_are_those_of_64_bits(device: CudaOps, name: str) -> None:
     """Codes that come ready, their scales and zero points a row, against products of int64."""
     spec, counts = spec_of(name, x_qmin=-128, x_symmetric=False, has_bias=True), [0, 3, 40, 0, 1, 0]
@@ -250,6 +262,7 @@ def test_a_projection_is_two_launches_whatever_the_number_of_experts(device: Cud
     x, rows = device.put(torch.randn(5, K)), device.put(torch.arange(10) % 5)
     ends = device.put(torch.tensor([10] * experts, dtype=torch.int32))
     nodes, _ = counted(lambda: call_there(device, x, there, ends, spec, rows))
+    nodes.pop("tensor_map_encode", None)  # on the host, once for an address
     assert nodes == {"kernel": 2}, "neither copies nor memsets nor synchronisation"
 
 
@@ -324,10 +337,10 @@ class Routed(nn.Module):
         return self.experts(x, self.ids, self.weights)
 
 
-SCHEMES = {
-    "sm80_s8s8_experts": (pyquant.W8A8Dynamic(), pyquant.W8A8Dynamic(symmetric_inputs=False), pyquant.W8A8()),
-    "sm80_s8s4_experts": (pyquant.W4A8Dynamic(None), pyquant.W4A8(None, symmetric_inputs=False)),
-    "sm80_s8s4_groups_experts": (pyquant.W4A8Dynamic(32), pyquant.W4A8(32)),
+SCHEMES = {  # by the families, of any chip
+    "s8s8_experts": (pyquant.W8A8Dynamic(), pyquant.W8A8Dynamic(symmetric_inputs=False), pyquant.W8A8()),
+    "s8s4_experts": (pyquant.W4A8Dynamic(None), pyquant.W4A8(None, symmetric_inputs=False)),
+    "s8s4_groups_experts": (pyquant.W4A8Dynamic(32), pyquant.W4A8(32)),
 }
 
 
@@ -336,7 +349,7 @@ SCHEMES = {
 def test_a_bank_waits_for_nobody_and_has_the_bits_of_the_cpu(
     device: CudaOps, monkeypatch: pytest.MonkeyPatch, kind: Any, family: str, scheme: Any
 ) -> None:
-    if not any(row["family"] == family for row in ROWS.values()):
+    if not any(row["family"].partition("_")[2] == family for row in ROWS.values()):
         pytest.skip("no row for these experts is built")
     monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
     register_banks()

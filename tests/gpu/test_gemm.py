@@ -85,7 +85,7 @@ def _shape(draw: Draw, row: dict[str, Any], plain: bool, finished: bool) -> tupl
     k = draw.choice((1, 15, 16, 33, tile_k, tile_k + 1, 3 * tile_k + 5, draw.integer(1, 7 * tile_k)))
     if row["schedule"] == "splitk":  # one share or many
         k = draw.choice((k, draw.integer(2, 12) * tile_k, draw.integer(18 * 128, 30 * 128)))
-    k = _multiple_up(k, row["k_multiple"])
+    k = max(_multiple_up(k, row["k_multiple"]), row["k_least"])
     if row["x_align"] == 1:
         k = draw.choice((0, k))
     return m, n, k
@@ -397,7 +397,7 @@ def test_zero_sizes_are_legal(native: Any, plain_device: Memory, name: str) -> N
     k = 2 * ROWS[name]["group_multiple"] if ROWS[name]["groups_only"] else 64  # of steps: a multiple of all
     for out in ROWS[name]["out"]:
         for m, n, depth in ((0, 16, k), (16, 0, k), (5, 16, 0), (3, 16, k)):
-            if depth == 0 and ROWS[name]["channel_multiple"]:
+            if depth < ROWS[name]["k_least"] or (depth == 0 and ROWS[name]["channel_multiple"]):
                 continue  # no channel: a matrix
             case = _bare(name, out, m, n, depth)
             compare(run(native, plain_device, case), case.want(), case.repeat)

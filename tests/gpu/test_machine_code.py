@@ -141,6 +141,7 @@ def test_warps_ask_for_no_more_registers_than_a_launch_gives_their_block(
 STRAIGHT, SWAPPED, CODE_BUDGET = 6.0, 6.5, 124
 WIDE_CODE_BUDGET = 148  # where a thread has 80 outputs or more, or three loops stand for groups of so many codes
 MEETINGS = 36  # places of a wgmma kernel where lanes meet after a branch
+SEARCHES = 8  # the same of each warp's search for its tile's expert
 
 
 def test_the_code_of_wgmma_kernels_stays_small(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:
@@ -174,7 +175,7 @@ def test_a_curve_has_no_branch_an_element(wgmma_kernels: dict[str, list[machine_
     meetings = {
         name: count
         for name, lines in wgmma_kernels.items()
-        if (count := sum(line.operation == "BSSY" for line in lines)) > MEETINGS
+        if (count := sum(line.operation == "BSSY" for line in lines)) > MEETINGS + SEARCHES * ("Expert" in name)
     }
     assert not meetings
 

@@ -40,6 +40,15 @@ def _blocked_bytes(native: Any, row: dict[str, Any], n: int, k: int) -> int:
     return int(native.blocked128_bytes(n, k)) * (33 if row["steps_only"] else 32) // 32
 
 
+def _experts(row: dict[str, Any]) -> dict[str, int]:
+    """Of rows that take several: one."""
+    return {"experts": int(row["experts_only"])}
+
+
+def _ends(memory: Memory, row: dict[str, Any], m: int) -> dict[str, int]:
+    return {"expert_ends": memory.put(torch.tensor([m], dtype=torch.int32))} if row["experts_only"] else {}
+
+
 @pytest.mark.parametrize("row", BLOCKED, ids=lambda row: row["name"])
 def test_blocked_weights_are_read_once_and_without_conflicts(
     native: Any, plain_device: Memory, counters: Any, row: dict[str, Any]
@@ -60,10 +69,12 @@ def test_blocked_weights_are_read_once_and_without_conflicts(
         "group_size": depth if row["groups_only"] else 0,
         "step_size": depth if row["steps_only"] else 0,
     }
+    problem |= _experts(row)
     weights = _blocked_bytes(native, row, n, k)
     sizes = {"x": m * k, "w": weights, "out": 2 * m * n}
     sizes["workspace"] = native.workspace_bytes(row["name"], problem)
     operands = {name: plain_device.put(torch.zeros(size, dtype=torch.uint8)) for name, size in sizes.items()}
+    operands |= _ends(plain_device, row, m)
     native.gemm(row["name"], problem, operands, {})
     assert not bool(plain_device.get(operands["out"], sizes["out"]).any())
     got = counters()
@@ -164,6 +175,7 @@ def _counted(
         "has_zero_point": bool(zero_point),
         "per_token_zero_point": zero_point == "token",
     }
+    problem |= _experts(row)
     if residual:
         problem |= {"residual": residual, "ldr": n, "residual_align": 16}
     ones = {name: torch.ones(size) for name, size in (("x_scale", m), ("w_scale", n), ("bias", n), ("out_scale", 1))}
@@ -175,6 +187,7 @@ def _counted(
     zeros |= {"residual": 4 * m * n} if residual else {}
     operands = {name: memory.put(torch.zeros(size, dtype=torch.uint8)) for name, size in zeros.items()}
     operands |= {name: memory.put(values) for name, values in ones.items()}
+    operands |= _ends(memory, row, m)
     if zero_point:
         operands["x_zero_point"] += 4  # where a packed layer has it: behind the scale
     native.gemm(row["name"], problem, operands, epilogue)
@@ -187,6 +200,8 @@ def test_the_plain_epilogue_keeps_its_budget(
     native: Any, plain_device: Memory, counters: Any, row: dict[str, Any], out: str
 ) -> None:
     """Against the general form, which the same tile takes with a residual of float32."""
+    if out not in row["out"]:
+        pytest.skip("no such results")
     m, n, k = _cluster(row)
     got = _counted(native, plain_device, counters, row, out)
     general = _counted(native, plain_device, counters, row, out, residual="f32")
@@ -216,6 +231,8 @@ def test_a_zero_point_is_little_of_the_plain_epilogue(
 ) -> None:
     """An operation a sum, and what is loaded. On an H200 the general epilogue, where launches with a zero point went,
     took a third of a large product's time."""
+    if out not in row["out"]:
+        pytest.skip("no such results")
     m, n, _ = _cluster(row)
 
     def executed(zero_point: str) -> float:

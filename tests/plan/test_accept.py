@@ -150,6 +150,8 @@ def test_every_fact_of_a_row_is_enforced(name: str) -> None:
     for key, limit in (("x_align", row["x_align"]), ("w_align", row["w_align"]), ("out_align", row["out_align"])):
         assert limit == 1 or not takes(**{key: limit // 2})
     assert row["k_multiple"] == 1 or not takes(k=k + row["k_multiple"] // 2)
+    assert takes(k=row["k_least"]) or row["groups_only"] or row["steps_only"]
+    assert row["k_least"] == 0 or not takes(k=row["k_least"] - 1)
     assert row["m_max"] == 0 or (takes(m=row["m_max"]) and not takes(m=row["m_max"] + 1))
     assert takes(has_zero_point=True) == row["zero_point"]
     assert takes(has_w_zero_point=True) == row["w_zero_point"]

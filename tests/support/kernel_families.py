@@ -47,12 +47,17 @@ def warp_steps(depth: int) -> Callable[[Row], int]:
     return count
 
 
+def _universal(row: Row) -> str:
+    """CUTLASS's kernel, for one matrix or for experts."""
+    return "GemmUniversal.*ExpertMain.*" if row["experts_only"] else "GemmUniversal(?!.*ExpertMain).*"
+
+
 def _wgmma(types: str, depth: int) -> Callable[[Row], str]:
     """The wgmma of a row stands in its kernel's name: swapped rows have their tokens for columns."""
 
     def kernel(row: Row) -> str:
         columns = row["tile"][0 if row["schedule"].startswith("swapped") else 1]
-        return rf"GemmUniversal.*MMA_64x{columns}x{depth}_{types}_SS"
+        return rf"{_universal(row)}MMA_64x{columns}x{depth}_{types}_SS"
 
     return kernel
 
@@ -66,7 +71,7 @@ def blocked(has_steps: bool) -> Callable[[Row], str]:
     """Our main loop over blocked weights: tokens, and behind buffers and schedule whether codes have steps."""
 
     def kernel(row: Row) -> str:
-        return rf"GemmUniversal.*MainBlocked90ILi128ELi{row['tile'][0]}ELi\d+E[^L]*?Lb{int(has_steps)}E"
+        return rf"{_universal(row)}MainBlocked90ILi128ELi{row['tile'][0]}ELi\d+E[^L]*?Lb{int(has_steps)}E"
 
     return kernel
 
@@ -205,18 +210,24 @@ FAMILIES = {
     "sm80_f16": Family(_multistage("NS_6half_t"), BOTH, r"HMMA\.16816\.F32$", warp_steps(16)),
     "sm80_bf16": Family(_multistage("NS_10bfloat16_t"), BOTH, r"HMMA\.16816\.F32\.BF16", warp_steps(16)),
     "sm90_s8s8": Family(_wgmma("S32S8S8", 32), ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", _warpgroup_steps(32), 2),
+    "sm90_s8s8_experts": Family(
+        _wgmma("S32S8S8", 32), ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", _warpgroup_steps(32), 2
+    ),
     "sm90_f16": Family(_wgmma("F32F16F16", 16), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _warpgroup_steps(16), 2),
     "sm90_bf16": Family(_wgmma("F32BF16BF16", 16), ("sm_90a",), r"HGMMA\.64\w+\.F32\.BF16", _warpgroup_steps(16), 2),
     # Weights from registers. Ours: a tile of K is 4 steps, which stand once for each set of registers and once for a
     # last odd tile.
     "sm90_s8s4": Family(_mixed_input, ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", None, 2),
-    "sm90_s8s4_blocked": Family(
-        blocked(has_steps=False),
-        ("sm_90a",),
-        r"IGMMA\.64\w+\.S8\.S8",
-        lambda row: 24 if row["tile"][0] == 160 else 12,
-        2,  # 160: twice 80
-    ),
+    **{
+        f"sm90_s8s4_blocked{experts}": Family(
+            blocked(has_steps=False),
+            ("sm_90a",),
+            r"IGMMA\.64\w+\.S8\.S8",
+            lambda row: 24 if row["tile"][0] == 160 else 12,
+            2,  # 160: twice 80
+        )
+        for experts in ("", "_experts")
+    },
     "sm90_s8s4_steps": Family(
         blocked(has_steps=True),
         ("sm_90a",),

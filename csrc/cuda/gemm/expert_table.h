@@ -32,7 +32,7 @@ void for_expert_tables(const int32_t* ends, const int64_t* shifts, int64_t exper
 
 #ifdef __CUDACC__
 template <class T>
-__device__ __forceinline__ const T* shifted(const T* base, int64_t bytes) {
+__host__ __device__ __forceinline__ const T* shifted(const T* base, int64_t bytes) {
   return base ? reinterpret_cast<const T*>(reinterpret_cast<const char*>(base) + bytes) : nullptr;
 }
 #endif

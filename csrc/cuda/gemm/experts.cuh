@@ -22,64 +22,93 @@ struct ExpertTile {
   int32_t begin, end;  // rows from the tile's first to the expert's last
 };
 
-// Whether there is a tile of that number; every lane of a warp asks for the same one. Ends that descend or lie beyond
-// the rows never lead out of the matrices.
-template <int kTileM>
-__device__ __forceinline__ bool find_expert_tile(const Experts& experts, int32_t number, ExpertTile& tile) {
+// An expert that has rows, and a number among its tiles.
+struct ExpertShare {
+  int32_t expert, begin, end;  // as above, of all its rows
+  int32_t tiles, number;       // of rows; counted from the expert's first
+};
+
+// Where a search ended: one for a larger number goes on from there.
+struct ExpertSearch {
+  int32_t base = 0, before = 0;  // experts, and their tiles
+};
+
+// Whether there is a tile of that number, where every tile of rows is `each` tiles; every lane of a warp asks for the
+// same one. Ends that descend or lie beyond the rows never lead out of the matrices.
+template <int kTileM, class Ends>
+__device__ __forceinline__ bool find_expert(const Ends& experts, int32_t number, int32_t each, ExpertSearch& search,
+                                            ExpertShare& share) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, all = experts.count + (experts.rest ? 1 : 0);
   const auto end_of = [&](int32_t e) { return e < 0 ? 0 : min(max(__ldg(experts.ends + e), 0), experts.rows); };
-  int32_t before = 0;  // tiles
-  for (int32_t base = 0; base < all; base += 32) {
-    const int32_t e = base + lane;
+  for (; search.base < all; search.base += 32) {
+    const int32_t e = search.base + lane;
     const int32_t begin = e < all ? end_of(experts.first + e - 1) : 0;
     const int32_t end = e >= all ? 0 : e < experts.count ? end_of(experts.first + e) : experts.rows;
-    const int32_t own = end > begin ? (end - begin - 1) / kTileM + 1 : 0;
+    const int32_t tiles = end > begin ? (end - begin - 1) / kTileM + 1 : 0, own = tiles * each;
     int32_t until = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int32_t other = __shfl_up_sync(0xffffffffu, until, step);
       if (lane >= step) until += other;
     }
-    const uint32_t beyond = __ballot_sync(0xffffffffu, before + until > number);
+    const uint32_t beyond = __ballot_sync(0xffffffffu, search.before + until > number);
     if (beyond != 0) {
       const int owner = __ffs(static_cast<int>(beyond)) - 1;
-      const int32_t skipped = number - before - __shfl_sync(0xffffffffu, until - own, owner);
-      tile.expert = base + owner;
-      tile.begin = __shfl_sync(0xffffffffu, begin, owner) + skipped * kTileM;
-      tile.end = __shfl_sync(0xffffffffu, end, owner);
+      share.expert = search.base + owner;
+      share.begin = __shfl_sync(0xffffffffu, begin, owner);
+      share.end = __shfl_sync(0xffffffffu, end, owner);
+      share.tiles = __shfl_sync(0xffffffffu, tiles, owner);
+      share.number = number - search.before - __shfl_sync(0xffffffffu, until - own, owner);
       return true;
     }
-    before += __shfl_sync(0xffffffffu, until, 31);
+    search.before += __shfl_sync(0xffffffffu, until, 31);
   }
   return false;
 }
 
+template <int kTileM>
+__device__ __forceinline__ bool find_expert_tile(const Experts& experts, int32_t number, ExpertTile& tile) {
+  ExpertSearch search;
+  ExpertShare share;
+  if (!find_expert<kTileM>(experts, number, 1, search, share)) return false;
+  tile = {share.expert, share.begin + share.number * kTileM, share.end};
+  return true;
+}
+
 // The epilogue's operands for one tile of an expert: its channels', its inputs' where all its tokens share them, and no
 // row beyond its last.
-__device__ __forceinline__ void take_expert(EpilogueParams& p, const Experts& experts, const ExpertTile& tile) {
-  const int64_t shift = experts.shift[tile.expert];
+__device__ __forceinline__ void take_expert(EpilogueParams& p, int64_t shift, int32_t end) {
   p.w_scale = shifted(p.w_scale, shift);
   p.w_sum = shifted(p.w_sum, shift);
   p.bias = shifted(p.bias, shift);
   if (p.x_scale_step == 0) p.x_scale = shifted(p.x_scale, shift);
   if (p.x_zero_point_step == 0) p.x_zero_point = shifted(p.x_zero_point, shift);
-  p.m = tile.end;
-  if (shift % 8 != 0) p.plain = PlainOut::none;  // which reads scales by twos
+  p.m = end;
+  if (shift % 8 != 0) p.plain = p.plain90 = PlainOut::none;  // which read scales by twos
+}
+__device__ __forceinline__ void take_expert(EpilogueParams& p, const Experts& experts, const ExpertTile& tile) {
+  take_expert(p, experts.shift[tile.expert], tile.end);
 }
 
-// Zeros in the rows of no expert, one tile.
+// Zeros in the rows of no expert, one tile, by so many threads.
 template <int kTileM, int kTileN>
-__device__ __forceinline__ void write_no_expert(const EpilogueParams& p, const ExpertTile& tile, int32_t n0) {
+__device__ __forceinline__ void write_no_expert(const EpilogueParams& p, int32_t begin, int32_t end, int32_t n0,
+                                                int32_t thread, int32_t threads) {
   const bool is_wide = p.out_type == DType::f32;
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kTileM * kTileN; i += static_cast<int32_t>(blockDim.x)) {
-    const int32_t m = tile.begin + i / kTileN, n = n0 + i % kTileN;
-    if (m >= tile.end || n >= p.n) continue;
+  for (int32_t i = thread; i < kTileM * kTileN; i += threads) {
+    const int32_t m = begin + i / kTileN, n = n0 + i % kTileN;
+    if (m >= end || n >= p.n) continue;
     const int64_t at = static_cast<int64_t>(m) * p.ldo + n;
     if (is_wide)
       static_cast<float*>(p.out)[at] = 0.f;
     else
       static_cast<uint16_t*>(p.out)[at] = 0;
   }
+}
+template <int kTileM, int kTileN>
+__device__ __forceinline__ void write_no_expert(const EpilogueParams& p, const ExpertTile& tile, int32_t n0) {
+  write_no_expert<kTileM, kTileN>(p, tile.begin, tile.end, n0, static_cast<int32_t>(threadIdx.x),
+                                  static_cast<int32_t>(blockDim.x));
 }
 
 // launch_one(experts, blocks) for every share of the experts that a launch takes.

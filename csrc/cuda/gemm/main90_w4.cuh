@@ -177,13 +177,22 @@ struct MainBlocked90 {
   CUTLASS_DEVICE void load(const Params& params, MainloopPipeline pipeline, PipelineState state,
                            const cute::tuple<TilesW, TilesX>& inputs, const BlockAt& at, KTiles k_tile,
                            int k_tile_count, int, uint32_t, TensorStorage& storage) {
+    const auto [row, column, unused, batch] = at;
+    load_tile(params, params.w, cute::size<3>(cute::get<0>(inputs)), row,
+              cute::get<1>(inputs)(cute::_, cute::_, column, cute::_, batch), pipeline, state, k_tile, k_tile_count,
+              storage);
+  }
+
+  // w: the first block of the matrix, of which blocks_k make a row of blocks. x: the tokens of the tile, [_, _, k].
+  template <class TileX, class KTiles>
+  CUTLASS_DEVICE static void load_tile(const Params& params, const uint8_t* w, int blocks_k, int row,
+                                       const TileX& x, MainloopPipeline pipeline, PipelineState state,
+                                       KTiles k_tile, int k_tile_count, TensorStorage& storage) {
     if (!cute::elect_one_sync()) return;
     const auto slice = params.tma_x.get_slice(0);
-    const auto [row, column, unused, batch] = at;
-    const auto from = slice.partition_S(cute::get<1>(inputs)(cute::_, cute::_, column, cute::_, batch));
+    const auto from = slice.partition_S(x);
     const auto to = slice.partition_D(cute::as_position_independent_swizzle_tensor(Tiles::shared_x(storage)));
-    const auto blocks_k = cute::size<3>(cute::get<0>(inputs));
-    const uint8_t* w = params.w + static_cast<int64_t>(row) * blocks_k * Tiles::kBlockBytes;
+    w += static_cast<int64_t>(row) * blocks_k * Tiles::kBlockBytes;
     CUTLASS_PRAGMA_NO_UNROLL
     for (; k_tile_count > 0; --k_tile_count, ++k_tile, ++state) {
       pipeline.producer_acquire(state);

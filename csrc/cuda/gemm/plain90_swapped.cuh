@@ -5,7 +5,8 @@
 
 namespace pyquant::cuda {
 
-template <class Acc>
+// FromAnyRow: tiles may begin at odd tokens, whose scales then lie in no pairs.
+template <class Acc, bool FromAnyRow = false>
 class PlainSwapped90 : PlainTile90 {
  public:
   __device__ __forceinline__ PlainSwapped90(const EpilogueParams& p, const CodeLimits& limits)
@@ -102,6 +103,8 @@ class PlainSwapped90 : PlainTile90 {
  private:
   // Numbers `at` and at + 1 of `count` at an address, or 0. As C++ it becomes branches.
   __device__ __forceinline__ static float2 load_pair(size_t from, int32_t count, int at) {
+    if constexpr (FromAnyRow)
+      return {load_written_if(count > at, from, 0.f), load_written_if(count > at + 1, from + sizeof(float), 0.f)};
     float2 v;
     asm("{\n"
         ".reg .pred both, last;\n"
@@ -120,7 +123,7 @@ class PlainSwapped90 : PlainTile90 {
   // The lane's tokens in blocks c and on; `tokens` from the first of the tile may be read.
   template <int kCount>
   __device__ __forceinline__ void load_tokens(float2 (&x)[kCount], size_t scales, int32_t tokens, int c) const {
-    if (tokens < 8 * (c + kCount)) {
+    if (FromAnyRow || tokens < 8 * (c + kCount)) {
       CUTLASS_PRAGMA_UNROLL
       for (int q = 0; q < kCount; ++q) x[q] = load_pair(scales + 32 * (c + q), tokens - 2 * quad_, 8 * (c + q));
     } else {

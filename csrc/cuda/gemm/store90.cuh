@@ -16,8 +16,8 @@
 
 namespace pyquant::cuda {
 
-// AccShift: the accumulator holds 2^AccShift times the sum.
-template <class Acc, bool Swapped, int AccShift = 0>
+// AccShift: the accumulator holds 2^AccShift times the sum. FromAnyRow: a swapped tile may begin at any token.
+template <class Acc, bool Swapped, int AccShift = 0, bool FromAnyRow = false>
 class Store90 {
  public:
   // What CUTLASS asks of an epilogue; C does not exist and D is the accumulator's own affair.
@@ -113,7 +113,8 @@ class Store90 {
     const CodeLimits limits = code_limits(zero);
     if (p_.plain90 == PlainOut::codes && !PlainCodes::serves(limits)) return false;
     lanes_are_together();
-    if constexpr (Swapped) return PlainSwapped90<Acc>(p_, limits).template store<AccShift>(acc, own, row0, column0);
+    if constexpr (Swapped)
+      return PlainSwapped90<Acc, FromAnyRow>(p_, limits).template store<AccShift>(acc, own, row0, column0);
     static_assert(Swapped || AccShift == 0, "straight accumulators hold plain sums");
     if constexpr (!Swapped) PlainStraight90<Acc>(p_, limits).store(acc, own, row0, column0);
     return true;

@@ -1,5 +1,6 @@
 // Codes of rows sorted by expert under the static scale of each expert.
-//   partition: a block owns a chunk of a row and finds the row's expert in the ends of all, by halves.
+//   partition: a block owns a chunk of a row and finds the row's expert in the ends of all, by halves. Of the rows of no
+//   expert the first get zeros: products load whole tiles, though they store no such row.
 #include "cuda/expert_rows.h"
 
 #include <algorithm>
@@ -15,6 +16,7 @@ namespace pyquant::cuda {
 namespace {
 
 constexpr int kUnits = 8;
+constexpr int32_t kTileRows = 256;  // the most that a product loads behind an expert's last row
 
 struct ExpertRows {
   const float* scale;
@@ -37,6 +39,11 @@ __device__ __forceinline__ int32_t expert_of(const ExpertTable& experts, int64_t
   return low;
 }
 
+__device__ __forceinline__ bool is_behind_all(const ExpertTable& experts, int64_t row) {
+  const int64_t behind = row - (experts.count > 0 ? experts.ends[experts.first + experts.count - 1] : 0);
+  return experts.rest && behind >= 0 && behind < kTileRows;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     quantize_expert_rows_kernel(Matrix<T> m, const __grid_constant__ ExpertRows rows, int step, Codes to) {
@@ -46,7 +53,13 @@ __global__ void __launch_bounds__(kBlock)
   release_successor();
   const int64_t row = blockIdx.x;
   const int32_t expert = expert_of(rows.experts, row);
-  if (expert == rows.experts.count) return;
+  if (expert == rows.experts.count) {
+    if (!is_behind_all(rows.experts, row)) return;
+    const auto thread = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
+#pragma unroll 1
+    for (int64_t j = thread; j < to.row_bytes; j += int64_t{gridDim.y} * blockDim.x) to.row(row)[j] = 0;
+    return;
+  }
   const int64_t shift = rows.experts.shift[expert];
   const Step own = step_at(shifted(rows.scale, shift), shifted(rows.zero_point, shift), 0);
   const T* from = m.x + (rows.chosen ? rows.chosen[row] : row) * m.ld;
