@@ -274,6 +274,13 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_s8s4_groups 112x128x128 1x1 swapped_cooperative 0 full)
   pyquant_kernel(sm90_s8s4_groups 128x128x128 1x1 swapped_cooperative 0 full)
 
+  pyquant_family(sm90_s8s4_groups_experts sm90_w4_groups_experts 90a
+                 "GemmSm90W4GroupsExperts<@TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_s8s4_groups_experts 16x128x128  1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s4_groups_experts 32x128x128  1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s4_groups_experts 64x128x128  1x1 swapped_cooperative 0 smoke)
+  pyquant_kernel(sm90_s8s4_groups_experts 128x128x128 1x1 swapped_cooperative 0 full)
+
   pyquant_family(sm90_s8s4_steps sm90_w4_blocked 90a "GemmSm90W4Blocked<@TILE@, @SHAPE@, schedule90::@SCHEDULE@, true>")
   pyquant_kernel(sm90_s8s4_steps 16x128x128  1x1 swapped_streamk     0 full)
   pyquant_kernel(sm90_s8s4_steps 32x128x128  1x1 swapped_streamk     0 smoke)

@@ -74,6 +74,7 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm90_s8s4_blocked)         \
   X(sm90_s8s4_blocked_experts) \
   X(sm90_s8s4_groups)          \
+  X(sm90_s8s4_groups_experts)  \
   X(sm90_s8s4_steps)           \
   X(sm90_w8a16)                \
   X(sm90_w4a16)                \
@@ -286,6 +287,10 @@ constexpr FamilyFacts sm90_s8s4_groups() {
   f.group_multiple = 64;
   f.groups_only = true;
   return f;
+}
+
+constexpr FamilyFacts sm90_s8s4_groups_experts() {
+  return hopper_experts(sm90_s8s4_groups(), "sm90_s8s4_groups_experts");
 }
 
 // Codes times steps are bytes, as they are: the sum itself. A block has a step for 64 codes of a channel.

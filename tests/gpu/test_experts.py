@@ -32,7 +32,7 @@ ROWS = {
 }
 pytestmark = pytest.mark.skipif(not ROWS, reason="no row of experts for this chip is built")
 CPU = ops.layout_for(torch.device("cpu"))
-N, K = 72, 160
+N, K = 72, 192
 # Rows of each expert; the last number: rows of none.
 COUNTS = ([0, 5, 1, 0, 130, 2, 0], [0, 0, 70, 0], [1] * 9 + [3], [64, 64, 0], [0, 0, 4], [0, 0])
 

@@ -140,6 +140,7 @@ def test_warps_ask_for_no_more_registers_than_a_launch_gives_their_block(
 # kernel.
 STRAIGHT, SWAPPED, CODE_BUDGET = 6.0, 6.5, 124
 WIDE_CODE_BUDGET = 148  # where a thread has 80 outputs or more, or three loops stand for groups of so many codes
+EXPERTS_CODE = 8  # KiB more: a search for the expert, scales of tokens one by one, zeros
 MEETINGS = 36  # places of a wgmma kernel where lanes meet after a branch
 SEARCHES = 8  # the same of each warp's search for its tile's expert
 
@@ -152,7 +153,8 @@ def test_the_code_of_wgmma_kernels_stays_small(wgmma_kernels: dict[str, list[mac
         is_wide = sum(line.operation.startswith("F2FP.BF16") for line in lines) >= (40 if "StreamK" in name else 64)
         kib = lines[-1].address / 1024
         has_groups = re.search("gemm_(groups|weight_only)90_kernel", name) is not None
-        if kib > (WIDE_CODE_BUDGET if has_groups or is_wide else CODE_BUDGET):
+        budget = WIDE_CODE_BUDGET if has_groups or is_wide else CODE_BUDGET
+        if kib > budget + EXPERTS_CODE * ("Expert" in name):
             large[name] = kib
     assert not large
 

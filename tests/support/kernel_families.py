@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ def blocked(has_steps: bool) -> Callable[[Row], str]:
         return rf"{_universal(row)}MainBlocked90ILi128ELi{row['tile'][0]}ELi\d+E[^L]*?Lb{int(has_steps)}E"
 
     return kernel
+
+
+def _groups90(name: str, row: Row) -> str:
+    """Our kernel of Hopper for group scales, by its tokens."""
+    return rf"gemm_groups90_kernel\w*?\d{name}I\w*BlockedTiles90ILi128ELi{row['tile'][0]}E"
 
 
 def rounds_weights(row: Row) -> bool:
@@ -235,14 +241,17 @@ FAMILIES = {
         lambda row: 24 if row["tile"][0] == 160 else 12,
         2,
     ),
-    "sm90_s8s4_groups": Family(
-        lambda row: f"gemm_groups90_kernel.*BlockedTiles90ILi128ELi{row['tile'][0]}E",
-        ("sm_90a",),
-        r"IGMMA\.64\w+\.S8\.S8",
-        # Groups of 128 codes: 4 steps to begin with, and for each set of registers; of 64: half of it; longer ones: 2.
-        lambda row: 6 + (2 if row["tile"][0] > 80 else 1) * 12 + 2,
-        2,
-    ),
+    **{
+        f"sm90_s8s4_groups{experts}": Family(
+            partial(_groups90, "GroupsExpertsKernel" if experts else "GroupsKernel"),
+            ("sm_90a",),
+            r"IGMMA\.64\w+\.S8\.S8",
+            # Groups of 128 codes: 4 steps to begin with, for each set of registers; of 64: half of it; longer ones: 2.
+            lambda row: 6 + (2 if row["tile"][0] > 80 else 1) * 12 + 2,
+            2,
+        )
+        for experts in ("", "_experts")
+    },
     "sm90_w8a16": Family(_weight_only("11DecodeW8A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
     "sm90_w4a16": Family(_weight_only("11DecodeW4A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
     **{

@@ -57,6 +57,12 @@ struct ExpertWork90 {
   int32_t place[kExpertsAtOnce] = {};
 };
 
+inline ExpertWork90 work_of(const Experts& experts, const ExpertPlaces90& places) {
+  ExpertWork90 work{experts.ends, experts.first, experts.count, experts.rest, experts.rows, experts.tiles_n, {}};
+  std::copy_n(places.at, experts.count, work.place);
+  return work;
+}
+
 template <bool kSwapped>
 struct ExpertsTag90 {};
 
@@ -104,14 +110,24 @@ class ExpertScheduler90 : public cutlass::gemm::kernel::detail::PersistentTileSc
   CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(AnyCluster) {
     wait_for_predecessor();  // the ends are a kernel's results
     number_ = static_cast<int32_t>(kSwapped ? blockIdx.x / kAbreast : blockIdx.x);
-    next_ = tile_of_number();
-    return advance();
+    WorkTileInfo work;
+    CUTLASS_PRAGMA_NO_UNROLL  // a search is long
+    for (int turn = 0; turn < 2; ++turn) {
+      work = next_;
+      if (turn == 0 || work.is_valid()) next_ = tile_of_number();
+    }
+    return work;
   }
   template <class... Pipeline>
   CUTLASS_DEVICE auto fetch_next_work(const WorkTileInfo&, Pipeline&&...) {
     return cute::make_tuple(advance(), true);
   }
   CUTLASS_DEVICE bool is_last_tile(const WorkTileInfo&, uint32_t = 1) const { return !next_.is_valid(); }
+  CUTLASS_DEVICE WorkTileInfo advance() {
+    const WorkTileInfo work = next_;
+    if (work.is_valid()) next_ = tile_of_number();
+    return work;
+  }
 
   // A tile of no expert's rows is multiplied once, whatever comes out: main loops know no product of nothing.
   template <class Problem, class TileShape>
@@ -127,20 +143,14 @@ class ExpertScheduler90 : public cutlass::gemm::kernel::detail::PersistentTileSc
   CUTLASS_DEVICE static void fixup(const Params&, const WorkTileInfo&, Accumulators&, uint32_t, uint32_t) {}
 
  private:
-  CUTLASS_DEVICE WorkTileInfo advance() {
-    const WorkTileInfo work = next_;
-    if (work.is_valid()) {
-      number_ += static_cast<int32_t>(kSwapped ? gridDim.x / kAbreast : gridDim.x);
-      next_ = tile_of_number();
-    }
-    return work;
-  }
-
+  // And goes on to the block's next number.
   CUTLASS_DEVICE WorkTileInfo tile_of_number() {
     __syncwarp();
     ExpertShare share;
     WorkTileInfo work;
-    if (!find_expert<kTokens>(*work_, number_, work_->each, search_, share)) return work;
+    const int32_t number = number_;
+    number_ += static_cast<int32_t>(kSwapped ? gridDim.x / kAbreast : gridDim.x);
+    if (!find_expert<kTokens>(*work_, number, work_->each, search_, share)) return work;
     const int32_t block = share.number / (kRowsAbreast * work_->each) * kRowsAbreast;  // of tiles of rows
     const int32_t within = share.number - block * work_->each, abreast = min(share.tiles - block, kRowsAbreast);
     const int32_t column = within / abreast, row = block + within - column * abreast;
@@ -251,10 +261,7 @@ void launch_experts90(const GemmCall& call, MainOf main_of) {
     static_cast<EpilogueParams&>(a.epilogue) = epilogue_params(call);
     a.epilogue.least = places.least, a.epilogue.unit = places.unit;
     a.mainloop = main_of(places);
-    ExpertWork90& work = a.scheduler;
-    work.ends = experts.ends, work.first = experts.first, work.count = experts.count, work.rest = experts.rest;
-    work.rows = experts.rows, work.each = experts.tiles_n;
-    std::copy_n(places.at, experts.count, work.place);
+    a.scheduler = work_of(experts, places);
     const typename Kernel::Params params = Kernel::to_underlying_arguments(a, call.operands.workspace);
     const auto clusters = static_cast<unsigned>(std::min<int64_t>(tiles, std::max(call.device.sm_count / kAbreast, 1)));
     LaunchShape shape;

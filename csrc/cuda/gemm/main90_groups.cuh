@@ -25,11 +25,13 @@ struct GroupsParams {
   int32_t tiles = 0, tiles_n = 0;
 };
 
-template <class Tiles>
+// Params_: at least GroupsParams's groups, x_zero_point, depth and halves, and of its epilogue's m and
+// x_zero_point_step.
+template <class Tiles, class Params_ = GroupsParams<Tiles>>
 class MainGroups90 {
  public:
   static constexpr int kTokens = cute::size<1>(typename Tiles::TileShape{});
-  using Params = GroupsParams<Tiles>;
+  using Params = Params_;
   using Pipeline = cutlass::PipelineTmaAsync<Tiles::kStages>;
   using State = cutlass::PipelineState<Tiles::kStages>;
   using Storage = typename Tiles::TensorStorage;

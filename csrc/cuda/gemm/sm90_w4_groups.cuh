@@ -13,17 +13,48 @@
 
 namespace pyquant::cuda {
 
+constexpr int kGroupsThreads90 = 384;
+
+template <class Tiles, class Pipeline_>
+struct GroupsStorage90 {
+  using Pipeline = Pipeline_;
+  typename Tiles::TensorStorage tensors;
+  typename Pipeline::SharedStorage pipeline;
+};
+
+// The jobs of the warps: one of the first warpgroup calls produce(pipeline), with so many registers, two warpgroups
+// consume(pipeline, thread).
+template <class Tiles, int kProducerRegisters, class Storage, class Produce, class Consume>
+CUTLASS_DEVICE void run_groups90(Storage& shared, Produce produce, Consume consume) {
+  using Pipeline = typename Storage::Pipeline;
+  const int warpgroup = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
+  typename Pipeline::Params options;
+  options.transaction_bytes = Tiles::kTransactionBytes;
+  options.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
+  options.is_leader = threadIdx.x % 128 == 0;
+  options.num_consumers = kGroupsThreads90 - 128;
+  Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::_1, cute::_1, cute::_1>{});
+  __syncthreads();
+  constexpr int kConsumerRegisters = 252 - kProducerRegisters / 2;
+  static_assert(registers_suffice(kGroupsThreads90,
+                                  128 * kProducerRegisters + (kGroupsThreads90 - 128) * kConsumerRegisters));
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    if (warp == 0) produce(pipeline);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    consume(pipeline, static_cast<int>(threadIdx.x) - 128);
+  }
+}
+
 template <class Tiles>
 struct GroupsKernel {
-  static constexpr int kThreads = 384;
+  static constexpr int kThreads = kGroupsThreads90;
   using Main = MainGroups90<Tiles>;
   using Params = typename Main::Params;
   using Pipeline = typename Main::Pipeline;
   using State = typename Main::State;
-  struct SharedStorage {
-    typename Tiles::TensorStorage tensors;
-    typename Pipeline::SharedStorage pipeline;
-  };
+  using SharedStorage = GroupsStorage90<Tiles, Pipeline>;
 
   // One thread.
   CUTLASS_DEVICE static void produce(const Params& p, SharedStorage& shared, Pipeline& pipeline) {
@@ -66,23 +97,12 @@ struct GroupsKernel {
 
   CUTLASS_DEVICE static void run(const Params& p, char* raw) {
     auto& shared = *reinterpret_cast<SharedStorage*>(raw);
-    const int warpgroup = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
-    typename Pipeline::Params options;
-    options.transaction_bytes = Tiles::kTransactionBytes;
-    options.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
-    options.is_leader = threadIdx.x % 128 == 0;
-    options.num_consumers = kThreads - 128;
-    Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::_1, cute::_1, cute::_1>{});
-    __syncthreads();
-    // With 232 the products, sums and weights of 128 tokens spill.
-    static_assert(registers_suffice(kThreads, 128 * 24 + (kThreads - 128) * 240));
-    if (warpgroup == 0) {
-      cutlass::arch::warpgroup_reg_dealloc<24>();
-      if (warp == 0 && cute::elect_one_sync()) produce(p, shared, pipeline);
-    } else {
-      cutlass::arch::warpgroup_reg_alloc<240>();
-      consume(p, shared, pipeline, static_cast<int>(threadIdx.x) - 128);
-    }
+    run_groups90<Tiles, 24>(  // with 40 the products, sums and weights of 128 tokens spill
+        shared,
+        [&](Pipeline& pipeline) {
+          if (cute::elect_one_sync()) produce(p, shared, pipeline);
+        },
+        [&](Pipeline& pipeline, int thread) { consume(p, shared, pipeline, thread); });
   }
 };
 
@@ -99,9 +119,8 @@ struct GemmSm90W4Groups : NoWorkspace {
   using Tiles = BlockedTiles90<N, M, stages_blocked90(M)>;
   using Kernel = GroupsKernel<Tiles>;
 
-  static void run(const GemmCall& call) {
+  static typename Kernel::Params params(const GemmCall& call) {
     const GemmProblem& p = call.problem;
-    const DeviceGuard guard(call.context.device);  // whose tensor maps are looked up
     typename Kernel::Params params{Tiles::tensor_map_x(static_cast<const int8_t*>(call.operands.x),
                                                        static_cast<int>(p.m), static_cast<int>(p.k), {p.ldx, {}, 0}),
                                    static_cast<const uint8_t*>(call.operands.w),
@@ -117,6 +136,12 @@ struct GemmSm90W4Groups : NoWorkspace {
     params.halves = static_cast<int32_t>(p.group_size / 64);
     params.tiles_n = static_cast<int32_t>(blocked128_padded(p.n) / kBlocked128Side);
     params.tiles = params.tiles_n * static_cast<int32_t>((p.m + M - 1) / M);
+    return params;
+  }
+
+  static void run(const GemmCall& call) {
+    const DeviceGuard guard(call.context.device);  // whose tensor maps are looked up
+    const typename Kernel::Params params = GemmSm90W4Groups::params(call);
     LaunchShape shape;
     shape.grid = dim3(static_cast<unsigned>(params.tiles < call.device.sm_count ? params.tiles : call.device.sm_count));
     shape.block = dim3(Kernel::kThreads);
