@@ -32,6 +32,7 @@ ROWS = {
 }
 pytestmark = pytest.mark.skipif(not ROWS, reason="no row of experts for this chip is built")
 CPU = ops.layout_for(torch.device("cpu"))
+FIRST = list({row["engine"]: name for name, row in reversed(ROWS.items())}.values())  # of mma.sync, of wgmma
 N, K = 72, 192
 # Rows of each expert; the last number: rows of none.
 COUNTS = ([0, 5, 1, 0, 130, 2, 0], [0, 0, 70, 0], [1] * 9 + [3], [64, 64, 0], [0, 0, 4], [0, 0])
@@ -187,9 +188,9 @@ def test_chosen_rows_are_quantised_in_the_order_of_their_experts(any_mode: CudaO
     same(got.nan_to_num(3.0), want.nan_to_num(3.0), name)
 
 
-def test_more_experts_than_one_launch_knows(device: CudaOps) -> None:
+@pytest.mark.parametrize("name", FIRST)
+def test_more_experts_than_one_launch_knows(device: CudaOps, name: str) -> None:
     """513 experts and more are two launches of products."""
-    name = next(iter(ROWS))
     spec, counts = spec_of(name, 16, 32 * max(1, spec_of(name).group_size // 32)), [0] * 601
     counts[3], counts[511], counts[512], counts[599], counts[600] = 2, 1, 20, 3, 2
     few = Layers.of(4, spec, "many")
@@ -200,9 +201,28 @@ def test_more_experts_than_one_launch_knows(device: CudaOps) -> None:
     x = problems.Draw(problems.BASE_SEED, "many").normal(sum(counts), spec.k)
     there = [device.put(p) for p in packed]
     everyone = [there[which.get(e, 0)] for e in range(600)]
-    y = call_there(device, device.put(x), everyone, device.put(ends_of(counts)), spec)
+    y = call_there(device, device.put(x), everyone, device.put(ends_of(counts)), spec, None, None, None, None, name)
     device.finish()
     same(device.get(y), layers.want(x, counts), "600 experts")
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_experts_lie_anywhere(device: CudaOps, name: str) -> None:
+    """In any order, at distances that have only 16 bytes in common; the first one need not be the lowest."""
+    spec, counts = spec_of(name, has_bias=True), [3, 1, 9, 0, 4, 1]
+    layers, total = Layers.of(5, spec, "anywhere"), sum(counts)
+    _, packed = layers.packed(spec.layout, device)
+    size = packed[0].numel()
+    heap = device.put(torch.zeros(8 * size + 16 * 100, dtype=torch.uint8))
+    there = []
+    for place, one in zip((5, 0, 3, 1, 6), packed, strict=True):
+        at = place * (size // 16 * 16 + 16) + 16 * 7 * place
+        heap[at : at + size] = device.put(one)
+        there.append(heap[at : at + size])
+    x = problems.Draw(problems.BASE_SEED, "anywhere").normal(total, K)
+    y = call_there(device, device.put(x), there, device.put(ends_of(counts)), spec, None, None, None, None, name)
+    device.finish()
+    same(device.get(y), layers.want(x, counts), name)
 
 
 def test_no_k_and_no_columns(device: CudaOps) -> None:
@@ -214,15 +234,16 @@ def test_no_k_and_no_columns(device: CudaOps) -> None:
         assert torch.equal(grouped(device, x, packed, counts, spec), layers.want(x, counts))
 
 
-def test_ends_that_lead_nowhere_do_not_leave_the_matrices(device: CudaOps) -> None:
+@pytest.mark.parametrize("name", FIRST)
+def test_ends_that_lead_nowhere_do_not_leave_the_matrices(device: CudaOps, name: str) -> None:
     """Nobody looks at the numbers on a device: wrong ones give wrong rows, and touch nothing else."""
-    name = next(iter(ROWS))
     spec, layers = spec_of(name), Layers.of(4, spec_of(name), "nowhere")
     _, packed = layers.packed(spec.layout, device)
     there = [device.put(p) for p in packed]
     device.mode("checked")
     for ends in ([3, 1, 9, 4], [-5, 2, 1000, 2**31 - 1], [2**31 - 1, -(2**31), 0, 8]):
-        y = call_there(device, device.put(torch.ones(8, K)), there, device.put(torch.tensor(ends).int()), spec)
+        x, where = device.put(torch.ones(8, K)), device.put(torch.tensor(ends).int())
+        y = call_there(device, x, there, where, spec, None, None, None, None, name)
         device.finish()
         assert y.shape == (8, N)
 
@@ -254,33 +275,36 @@ def test_what_does_not_go_is_refused(device: CudaOps) -> None:
 
 @pytest.mark.skipif(simulator.runtime is None, reason="the simulator counts; a GPU's profiler is another tool")
 @pytest.mark.parametrize("experts", [1, 3, 40, 300])
-def test_a_projection_is_two_launches_whatever_the_number_of_experts(device: CudaOps, experts: int) -> None:
-    name = next(iter(ROWS))
+@pytest.mark.parametrize("name", FIRST)
+def test_a_projection_is_two_launches_whatever_the_number_of_experts(device: CudaOps, name: str, experts: int) -> None:
     spec = spec_of(name, 16)
     _, packed = Layers.of(1, spec).packed(spec.layout, device)
     there = [device.put(packed[0])] * experts
     x, rows = device.put(torch.randn(5, K)), device.put(torch.arange(10) % 5)
     ends = device.put(torch.tensor([10] * experts, dtype=torch.int32))
-    nodes, _ = counted(lambda: call_there(device, x, there, ends, spec, rows))
+    nodes, _ = counted(lambda: call_there(device, x, there, ends, spec, rows, None, None, None, name))
     nodes.pop("tensor_map_encode", None)  # on the host, once for an address
     assert nodes == {"kernel": 2}, "neither copies nor memsets nor synchronisation"
 
 
 @pytest.mark.skipif(simulator.runtime is None, reason="of a GPU: test_torch_ops.py")
 @pytest.mark.parametrize("mode", ["plain", "lazy"])
-def test_a_captured_call_runs_again_with_another_routing(device: CudaOps, mode: str) -> None:
-    name, runtime = next(iter(ROWS)), simulator.runtime
+@pytest.mark.parametrize("name", FIRST)
+def test_a_captured_call_runs_again_with_another_routing(device: CudaOps, name: str, mode: str) -> None:
+    runtime = simulator.runtime
     assert runtime is not None
     spec = spec_of(name, has_bias=True)
     layers = Layers.of(4, spec, "graph")
     there = [device.put(p) for p in layers.packed(spec.layout, device)[1]]
     x, rows = device.put(torch.zeros(20, K)), device.put(torch.zeros(30, dtype=torch.int64))
     ends = device.put(torch.zeros(4, dtype=torch.int32))
-    call_there(device, x, there, ends, spec, rows)  # before a capture, as torch asks for
+    call_there(device, x, there, ends, spec, rows, None, None, None, name)  # before a capture, as torch asks for
     device.finish()
     stream = ctypes.c_void_p()
     ok(runtime.cudaStreamCreate(ctypes.byref(stream)))
-    graph = Captured(device, int(stream.value or 0), lambda: call_there(device, x, there, ends, spec, rows))
+    graph = Captured(
+        device, int(stream.value or 0), lambda: call_there(device, x, there, ends, spec, rows, None, None, None, name)
+    )
     assert graph.nodes == 2
     device.mode(mode)
     draw = problems.Draw(problems.BASE_SEED, "graph")

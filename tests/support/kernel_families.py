@@ -216,9 +216,7 @@ FAMILIES = {
     "sm80_f16": Family(_multistage("NS_6half_t"), BOTH, r"HMMA\.16816\.F32$", warp_steps(16)),
     "sm80_bf16": Family(_multistage("NS_10bfloat16_t"), BOTH, r"HMMA\.16816\.F32\.BF16", warp_steps(16)),
     "sm90_s8s8": Family(_wgmma("S32S8S8", 32), ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", _warpgroup_steps(32), 2),
-    "sm90_s8s8_experts": Family(
-        _wgmma("S32S8S8", 32), ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", _warpgroup_steps(32), 2
-    ),
+    "sm90_s8s8_experts": Family(_wgmma("S32S8S8", 32), ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", _warpgroup_steps(32), 2),
     "sm90_f16": Family(_wgmma("F32F16F16", 16), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _warpgroup_steps(16), 2),
     "sm90_bf16": Family(_wgmma("F32BF16BF16", 16), ("sm_90a",), r"HGMMA\.64\w+\.F32\.BF16", _warpgroup_steps(16), 2),
     # Weights from registers. Ours: a tile of K is 4 steps, which stand once for each set of registers and once for a

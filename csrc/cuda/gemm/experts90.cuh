@@ -108,11 +108,11 @@ class ExpertScheduler90 : public cutlass::gemm::kernel::detail::PersistentTileSc
   // Every warp searches for itself, one tile ahead.
   template <class AnyCluster>
   CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(AnyCluster) {
-    wait_for_predecessor();  // the ends are a kernel's results
+    search_.base = zero_after_predecessor();  // the ends are a kernel's results
     number_ = static_cast<int32_t>(kSwapped ? blockIdx.x / kAbreast : blockIdx.x);
     WorkTileInfo work;
     CUTLASS_PRAGMA_NO_UNROLL  // a search is long
-    for (int turn = 0; turn < 2; ++turn) {
+        for (int turn = 0; turn < 2; ++turn) {
       work = next_;
       if (turn == 0 || work.is_valid()) next_ = tile_of_number();
     }
@@ -221,9 +221,8 @@ class ExpertStore90 : public Store90<Acc, kSwapped, kAccShift, true> {
 };
 
 template <class Acc, bool kSwapped, int kAccShift = 0>
-class ExpertEpilogue90
-    : public cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-          ExpertStore90<Acc, kSwapped, kAccShift>> {
+class ExpertEpilogue90 : public cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
+                             ExpertStore90<Acc, kSwapped, kAccShift>> {
   using Base =
       cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<ExpertStore90<Acc, kSwapped, kAccShift>>;
 
@@ -234,8 +233,7 @@ class ExpertEpilogue90
   template <class Loads, class LoadState, class Stores, class StoreState, class Problem, class Tile, class TileAt,
             class Accumulator, class TiledMma>
   CUTLASS_DEVICE auto store(Loads, LoadState load_state, Stores, StoreState store_state, Problem, Tile tile, TileAt at,
-                            const Accumulator& acc, TiledMma mma, int thread, typename Base::TensorStorage&,
-                            int = -1) {
+                            const Accumulator& acc, TiledMma mma, int thread, typename Base::TensorStorage&, int = -1) {
     constexpr int kRows = kSwapped ? 1 : 0;
     this->store_tile(tile, cute::get<kRows>(at), cute::get<1 - kRows>(at), cute::get<3>(at), acc, mma, thread);
     return cute::make_tuple(load_state, store_state);

@@ -185,9 +185,9 @@ struct MainBlocked90 {
 
   // w: the first block of the matrix, of which blocks_k make a row of blocks. x: the tokens of the tile, [_, _, k].
   template <class TileX, class KTiles>
-  CUTLASS_DEVICE static void load_tile(const Params& params, const uint8_t* w, int blocks_k, int row,
-                                       const TileX& x, MainloopPipeline pipeline, PipelineState state,
-                                       KTiles k_tile, int k_tile_count, TensorStorage& storage) {
+  CUTLASS_DEVICE static void load_tile(const Params& params, const uint8_t* w, int blocks_k, int row, const TileX& x,
+                                       MainloopPipeline pipeline, PipelineState state, KTiles k_tile, int k_tile_count,
+                                       TensorStorage& storage) {
     if (!cute::elect_one_sync()) return;
     const auto slice = params.tma_x.get_slice(0);
     const auto from = slice.partition_S(x);

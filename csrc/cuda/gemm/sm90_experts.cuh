@@ -74,9 +74,9 @@ struct GemmSm90Experts : NoWorkspace {
   using Plain = GemmSm90<Types, M, N, K, ClusterM, ClusterN, Schedule>;
   static constexpr bool kSwapped = Plain::kSwapped;
   using Main = ExpertMain90<typename Plain::Main, kSwapped>;
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main,
-                                                      ExpertEpilogue90<typename Plain::Acc, kSwapped>,
-                                                      ExpertsTag90<kSwapped>>;
+  using Kernel =
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main,
+                                           ExpertEpilogue90<typename Plain::Acc, kSwapped>, ExpertsTag90<kSwapped>>;
 
   static void run(const GemmCall& call) {
     using Element = typename Plain::Element;

@@ -36,8 +36,8 @@ CUTLASS_DEVICE void run_groups90(Storage& shared, Produce produce, Consume consu
   Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::_1, cute::_1, cute::_1>{});
   __syncthreads();
   constexpr int kConsumerRegisters = 252 - kProducerRegisters / 2;
-  static_assert(registers_suffice(kGroupsThreads90,
-                                  128 * kProducerRegisters + (kGroupsThreads90 - 128) * kConsumerRegisters));
+  static_assert(
+      registers_suffice(kGroupsThreads90, 128 * kProducerRegisters + (kGroupsThreads90 - 128) * kConsumerRegisters));
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (warp == 0) produce(pipeline);

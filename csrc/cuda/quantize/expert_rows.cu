@@ -1,6 +1,6 @@
 // Codes of rows sorted by expert under the static scale of each expert.
-//   partition: a block owns a chunk of a row and finds the row's expert in the ends of all, by halves. Of the rows of no
-//   expert the first get zeros: products load whole tiles, though they store no such row.
+//   partition: a block owns a chunk of a row and finds the row's expert in the ends of all, by halves. Of the rows of
+//   no expert the first get zeros: products load whole tiles, though they store no such row.
 #include "cuda/expert_rows.h"
 
 #include <algorithm>
