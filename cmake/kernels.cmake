@@ -292,6 +292,13 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_s8s4_steps 192x128x128 1x1 swapped_streamk     0 full)
   pyquant_kernel(sm90_s8s4_steps 256x128x128 1x1 swapped_cooperative 0 full)
 
+  pyquant_family(sm90_s8s4_steps_experts sm90_w4_blocked_experts 90a
+                 "GemmSm90W4BlockedExperts<@TILE@, @SHAPE@, schedule90::@SCHEDULE@, true>")
+  pyquant_kernel(sm90_s8s4_steps_experts 32x128x128  1x1 swapped_cooperative 0 smoke)
+  pyquant_kernel(sm90_s8s4_steps_experts 64x128x128  1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s4_steps_experts 128x128x128 1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s4_steps_experts 256x128x128 1x1 swapped_cooperative 0 full)
+
   pyquant_family(sm90_w8a16 sm90_weight_only 90a
                  "GemmSm90WeightOnly<ScaledSums90, DecodeW8A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
   pyquant_kernel(sm90_w8a16 16x128x128  1x1 swapped_splitk 0 full)

@@ -76,6 +76,7 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm90_s8s4_groups)          \
   X(sm90_s8s4_groups_experts)  \
   X(sm90_s8s4_steps)           \
+  X(sm90_s8s4_steps_experts)   \
   X(sm90_w8a16)                \
   X(sm90_w4a16)                \
   X(sm90_w8a16_rounded)        \
@@ -296,6 +297,10 @@ constexpr FamilyFacts sm90_s8s4_groups_experts() {
 // Codes times steps are bytes, as they are: the sum itself. A block has a step for 64 codes of a channel.
 constexpr FamilyFacts sm90_s8s4_steps() {
   return with_steps(sm90_s8s4_blocked(), "sm90_s8s4_steps", kBlocked128StepCodes);
+}
+
+constexpr FamilyFacts sm90_s8s4_steps_experts() {
+  return hopper_experts(sm90_s8s4_steps(), "sm90_s8s4_steps_experts");
 }
 
 // Integer weights as in a checkpoint under 16-bit activations. A step of K is a group, or several, or a part of one.

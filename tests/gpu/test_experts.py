@@ -16,6 +16,7 @@ import torch
 from cuda_ops import CudaOps
 from expert_banks import Bank, Biased, Interleaved, register_banks, routing
 from launches import Captured, counted, ok
+from steps import draw_steps, products
 from torch import Tensor, nn
 
 import pyquant
@@ -57,20 +58,40 @@ class Layers:
     scale: list[Tensor]
     bias: list[Tensor | None]
     inputs: list[tuple[Tensor | None, Tensor | None]]  # scale and zero point of static ones
+    one_level: Layers | None = None  # of two levels: the 8-bit products, which the CPU multiplies by
 
     @staticmethod
     def of(count: int, spec: ops.LinearSpec, seed: object = 0) -> Layers:
         draw = problems.Draw(problems.BASE_SEED, "experts", seed, spec.n, spec.k, spec.w_bits)
+        if spec.two_level:
+            return Layers._of_two_levels(count, spec, draw)
         groups = spec.k // spec.group_size if spec.group_size else 1
         top = 7 if spec.w_bits == 4 else 127
         codes = [draw.codes(-top, top, spec.n, spec.k).to(torch.int8) for _ in range(count)]
         scale = [draw.uniform(spec.n, groups) / 40 + 1e-3 for _ in range(count)]
+        scale = [s if spec.group_size else s[:, 0].contiguous() for s in scale]
+        return Layers(spec, codes, scale, *Layers._rest(count, spec, draw))
+
+    @staticmethod
+    def _of_two_levels(count: int, spec: ops.LinearSpec, draw: problems.Draw) -> Layers:
+        codes, scale, products_of, bases = [], [], [], []
+        for _ in range(count):
+            own, step = draw_steps(draw, spec.n, spec.k, spec.group_size)
+            step[:, :1] = 1  # the scale of a channel is then the one that packing reads off
+            bases.append(torch.exp2(draw.codes(-9, -4, spec.n).float()) * 1.25)
+            codes.append(own), scale.append(bases[-1][:, None] * step), products_of.append(products(own, step))
+        rest = Layers._rest(count, spec, draw)
+        one_level = Layers(replace(spec, w_bits=8, group_size=0, two_level=False), products_of, bases, *rest)
+        return Layers(spec, codes, scale, *rest, one_level)
+
+    @staticmethod
+    def _rest(count: int, spec: ops.LinearSpec, draw: problems.Draw) -> tuple[Any, Any]:
         bias = [draw.normal(spec.n) if spec.has_bias else None for _ in range(count)]
         inputs: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * count
         if spec.input == "static":
             zero = [None if spec.x_symmetric else draw.codes(-100, 100, 1).to(torch.int32) for _ in range(count)]
             inputs = [(draw.uniform(1) / 20 + 0.01, z) for z in zero]
-        return Layers(spec, codes, [s if spec.group_size else s[:, 0].contiguous() for s in scale], bias, inputs)
+        return bias, inputs
 
     def packed(self, layout: str, device: CudaOps | None = None) -> tuple[ops.LinearSpec, list[Tensor]]:
         spec = replace(self.spec, layout=layout)
@@ -81,7 +102,7 @@ class Layers:
 
     def want(self, x: Tensor, counts: list[int]) -> Tensor:
         """Each layer by itself, on the CPU; zeros for the rows of none."""
-        spec, packed = self.packed(CPU)
+        spec, packed = (self.one_level or self).packed(CPU)
         parts = [ops.qlinear(part, p, None, spec.to_ints()) for part, p in zip(x.split(counts)[:-1], packed)]
         return torch.cat([*parts, torch.zeros(counts[-1], spec.n, dtype=x.dtype)])
 
@@ -107,9 +128,10 @@ def grouped(device: CudaOps, x: Tensor, packed: Any, counts: list[int], spec: op
 
 def spec_of(name: str, n: int = N, k: int = K, **more: Any) -> ops.LinearSpec:
     row = ROWS[name]
-    group = row["group_multiple"] if row["groups_only"] else 0
+    group = row["group_multiple"] if row["groups_only"] else row["step_multiple"] if row["steps_only"] else 0
     layout = "rows_blocked128" if "blocked128" in row["w_layouts"] else "rows"
-    return ops.LinearSpec(n, k, w_bits=4 if "s4" in row["w"] else 8, group_size=group, layout=layout, **more)
+    bits = 4 if "s4" in row["w"] else 8
+    return ops.LinearSpec(n, k, bits, group, layout=layout, two_level=row["steps_only"], **more)
 
 
 def same(got: Tensor, want: Tensor, what: str) -> None:
@@ -445,25 +467,31 @@ def test_a_compiled_graph_takes_the_same_launch(device: CudaOps, monkeypatch: py
 def test_layers_of_other_kinds_are_called_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the plan has no row for: is_one_call asks it."""
     monkeypatch.setattr(one_launch, "is_on_gpu", lambda _: True)
-    monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(80, 108, 166912, 41943040)))
     monkeypatch.setattr(plan, "select", lambda *a, only_compiled=True, **k: _select(*a, only_compiled=False, **k))
     x = torch.zeros(2, 64)
-    for scheme, layout, goes in (
-        (pyquant.W8A8Dynamic(), "rows", True),
-        (pyquant.W4A8Dynamic(32), "rows", True),
-        (pyquant.W4A8Dynamic(None), "rows", True),
-        (pyquant.W4A8Dynamic(None), "rows_blocked128", True),
-        (pyquant.W4A8Dynamic(64), "rows_blocked128", False),
-        (pyquant.W4A8Dynamic(16), "rows", False),
-        (pyquant.W4A16(32), "rows", False),
+    for scheme, layout, goes, on_hopper in (
+        (pyquant.W8A8Dynamic(), "rows", True, True),
+        (pyquant.W4A8Dynamic(32), "rows", True, True),
+        (pyquant.W4A8Dynamic(None), "rows", True, True),
+        (pyquant.W4A8Dynamic(None), "rows_blocked128", True, True),
+        (pyquant.W4A8Dynamic(64), "rows_blocked128", False, True),
+        (pyquant.W4A8TwoLevelDynamic(64), "rows_blocked128", False, True),
+        (pyquant.W4A8TwoLevelDynamic(64), "rows", False, False),
+        (pyquant.W4A8Dynamic(16), "rows", False, False),
+        (pyquant.W4A16(32), "rows", False, False),
     ):
-        one_launch.forget()
         layers = [QLinear.from_float(nn.Linear(64, 16), scheme).eval() for _ in range(2)]
         for layer in layers:
             if layer._spec:
-                layer._spec = replace(ops.LinearSpec.from_ints(layer._spec), layout=layout).to_ints()
-        with torch.no_grad():
-            assert expert_rows.is_one_call(layers, x, 2) == goes, scheme
+                spec = ops.LinearSpec.from_ints(layer._spec)
+                if "TwoLevel" in str(scheme):  # a CPU has the products
+                    spec = replace(spec, w_bits=4, group_size=64, two_level=True)
+                layer._spec = replace(spec, layout=layout).to_ints()
+        for served, device in ((goes, (80, 108, 166912, 41943040)), (on_hopper, (90, 132, 232448, 52428800))):
+            monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _, of=device: plan.Device(*of)))
+            one_launch.forget()
+            with torch.no_grad():
+                assert expert_rows.is_one_call(layers, x, 2) == served, (scheme, device)
     one_launch.forget()
 
 

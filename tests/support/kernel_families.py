@@ -223,22 +223,16 @@ FAMILIES = {
     # last odd tile.
     "sm90_s8s4": Family(_mixed_input, ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", None, 2),
     **{
-        f"sm90_s8s4_blocked{experts}": Family(
-            blocked(has_steps=False),
+        f"sm90_s8s4_{weights}{experts}": Family(
+            blocked(has_steps=weights == "steps"),
             ("sm_90a",),
             r"IGMMA\.64\w+\.S8\.S8",
             lambda row: 24 if row["tile"][0] == 160 else 12,
             2,  # 160: twice 80
         )
+        for weights in ("blocked", "steps")
         for experts in ("", "_experts")
     },
-    "sm90_s8s4_steps": Family(
-        blocked(has_steps=True),
-        ("sm_90a",),
-        r"IGMMA\.64\w+\.S8\.S8",
-        lambda row: 24 if row["tile"][0] == 160 else 12,
-        2,
-    ),
     **{
         f"sm90_s8s4_groups{experts}": Family(
             partial(_groups90, "GroupsExpertsKernel" if experts else "GroupsKernel"),

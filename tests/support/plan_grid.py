@@ -58,6 +58,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "s8s4 group experts": {"w": "s4", "group_size": 128, "experts": 64},
     "s8s4 blocked group experts": {"w": "s4", "w_layout": "blocked128", "group_size": 128, "experts": 64},
     "s8s4 blocked group few experts": {"w": "s4", "w_layout": "blocked128", "group_size": 128, "experts": 8},
+    "s8s4 blocked step experts": {"w": "s4", "w_layout": "blocked128", "step_size": 128, "experts": 64},
+    "s8s4 blocked step few experts": {"w": "s4", "w_layout": "blocked128", "step_size": 128, "experts": 8},
     "bf16s8 experts": {"x": "bf16", "w": "s8", "experts": 64},
     "bf16s8 few experts": {"x": "bf16", "w": "s8", "experts": 8},
     "bf16s4 group experts": {"x": "bf16", "w": "s4", "group_size": 128, "experts": 64},
