@@ -299,9 +299,7 @@ constexpr FamilyFacts sm90_s8s4_steps() {
   return with_steps(sm90_s8s4_blocked(), "sm90_s8s4_steps", kBlocked128StepCodes);
 }
 
-constexpr FamilyFacts sm90_s8s4_steps_experts() {
-  return hopper_experts(sm90_s8s4_steps(), "sm90_s8s4_steps_experts");
-}
+constexpr FamilyFacts sm90_s8s4_steps_experts() { return hopper_experts(sm90_s8s4_steps(), "sm90_s8s4_steps_experts"); }
 
 // Integer weights as in a checkpoint under 16-bit activations. A step of K is a group, or several, or a part of one.
 constexpr FamilyFacts hopper_weight_only(const char* name, DType w) {

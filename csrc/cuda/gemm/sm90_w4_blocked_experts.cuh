@@ -54,8 +54,9 @@ template <int M, int N, int K, int ClusterM, int ClusterN, class Schedule, bool 
 struct GemmSm90W4BlockedExperts : NoWorkspace {
   using Plain = GemmSm90W4Blocked<M, N, K, ClusterM, ClusterN, Schedule, kSteps>;
   using Main = ExpertMainBlocked90<typename Plain::Main>;
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main,
-                                                      ExpertEpilogue90<int32_t, true, kSteps ? 0 : 4>, ExpertsTag90<true>>;
+  using Kernel =
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main,
+                                           ExpertEpilogue90<int32_t, true, kSteps ? 0 : 4>, ExpertsTag90<true>>;
 
   static void run(const GemmCall& call) {
     launch_experts90<Kernel, true>(call, [&](const ExpertPlaces90& places) {
