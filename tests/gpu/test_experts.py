@@ -173,6 +173,30 @@ def test_tiles_that_begin_at_any_row_store_whole_rows(any_mode: CudaOps, name: s
         same(got, layers.want(x, counts), f"{name} {counts}")
 
 
+@pytest.mark.parametrize("shape", ["many experts", "long ones"])
+@pytest.mark.parametrize("name", ROWS)
+def test_blocks_take_tile_after_tile(any_mode: CudaOps, name: str, shape: str) -> None:
+    """More tiles than a device has multiprocessors, so that blocks which stay take several, and more steps of K than a
+    pipeline has buffers; experts of more tiles of rows than lie abreast; rows of no expert behind each."""
+    k, which, counts = (1600, [e * e % 3 for e in range(150)], [1 + e % 4 * 11 for e in range(150)] + [200])
+    if shape == "long ones":
+        k, which, counts = (192, [0, 1, 2, 1, 0], [2307, 0, 5, 700, 33, 150])
+    spec = spec_of(name, 272, k, has_bias=True)
+    few = Layers.of(3, spec, (name, shape))
+    x = problems.Draw(problems.BASE_SEED, "experts tiles", shape).normal(sum(counts), k).to(torch.bfloat16)
+    ends = torch.tensor(counts[:-1]).cumsum(0)
+    owner = torch.tensor([*which, 3]).repeat_interleave(torch.tensor(counts))
+    there = [any_mode.put(p) for p in few.packed(spec.layout, any_mode)[1]]
+    everyone = [there[e] for e in which]
+    where = [any_mode.put(t) for t in (x, ends.to(torch.int32))]
+    y = call_there(any_mode, where[0], everyone, where[1], spec, None, None, None, None, name)
+    any_mode.finish()
+    order = owner.argsort(stable=True)
+    want = torch.empty(len(x), spec.n, dtype=x.dtype)
+    want[order] = few.want(x[order], torch.bincount(owner, minlength=4).tolist())
+    same(any_mode.get(y), want, f"{name} {shape}")
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_the_sums_are_those_of_64_bits(device: CudaOps, name: str) -> None:
     """Codes that come ready, their scales and zero points a row, against products of int64."""

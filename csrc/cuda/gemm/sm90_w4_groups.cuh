@@ -97,7 +97,7 @@ struct GroupsKernel {
 
   CUTLASS_DEVICE static void run(const Params& p, char* raw) {
     auto& shared = *reinterpret_cast<SharedStorage*>(raw);
-    run_groups90<Tiles, 24>(  // with 40 the products, sums and weights of 128 tokens spill
+    run_groups90<Tiles, 24>(  // one thread fetches; a warp that searches, too, needs 40
         shared,
         [&](Pipeline& pipeline) {
           if (cute::elect_one_sync()) produce(p, shared, pipeline);
