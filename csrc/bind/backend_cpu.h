@@ -50,12 +50,12 @@ struct Cpu {
     cpu::activation_mul_quantize(m.data, m.type, m.rows, m.cols, m.ld, gate, range.symmetric, range.qmin, range.qmax,
                                  codes, to.scale, to.zero_point);
   }
-  void hadamard_quantize(const Matrix& m, HadamardOrder order, Range range, int8_t* codes, Params to) const {
-    cpu::hadamard_quantize(m.data, m.type, m.rows, m.cols, m.ld, order, range.symmetric, range.qmin, range.qmax, codes,
+  void hadamard_quantize(const Matrix& m, const Hadamard& by, Range range, int8_t* codes, Params to) const {
+    cpu::hadamard_quantize(m.data, m.type, m.rows, m.cols, m.ld, by, range.symmetric, range.qmin, range.qmax, codes,
                            to.scale, to.zero_point);
   }
-  void hadamard_transform(const Matrix& m, HadamardOrder order, void* out) const {
-    cpu::hadamard_transform(m.data, m.type, m.rows, m.cols, m.ld, order, out);
+  void hadamard_transform(const Matrix& m, const Hadamard& by, void* out) const {
+    cpu::hadamard_transform(m.data, m.type, m.rows, m.cols, m.ld, by, out);
   }
   void dequantize(const Matrix& m, const Quantisation& q, int64_t group_size, const float* scale,
                   const int32_t* zero_point, void* out, DType type) const {

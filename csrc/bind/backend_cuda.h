@@ -35,12 +35,12 @@ struct Cuda {
                                const Params& to) const {
     cuda::activation_mul_quantize(floats(m), gate, range, to, {codes, m.cols}, on.context);
   }
-  void hadamard_quantize(const Matrix& m, HadamardOrder order, const Range& range, int8_t* codes,
+  void hadamard_quantize(const Matrix& m, const Hadamard& by, const Range& range, int8_t* codes,
                          const Params& to) const {
-    cuda::hadamard_quantize(floats(m), order, range, to, {codes, m.cols}, on.context);
+    cuda::hadamard_quantize(floats(m), by, range, to, {codes, m.cols}, on.context);
   }
-  void hadamard_transform(const Matrix& m, HadamardOrder order, void* out) const {
-    cuda::hadamard_transform(floats(m), order, out, on.context);
+  void hadamard_transform(const Matrix& m, const Hadamard& by, void* out) const {
+    cuda::hadamard_transform(floats(m), by, out, on.context);
   }
   void dequantize(const Matrix& m, const Quantisation& q, int64_t group_size, const float* scale,
                   const int32_t* zero_point, void* out, DType type) const {

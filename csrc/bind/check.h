@@ -104,7 +104,8 @@ struct GateCall {
 GateCall silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax);
 GateCall gate_call(const Tensor& x, const Tensor& up, const std::string& activation, double clamp_min, double clamp_max,
                    bool symmetric, int64_t qmin, int64_t qmax);
-HadamardOrder hadamard_call(const Tensor& x, int64_t block);
+// scale: none for that of an orthogonal map.
+Hadamard hadamard_call(const Tensor& x, int64_t block, std::optional<double> scale);
 
 // The fake quantisers: every rule of their arguments (fake_quantize_calls.cpp). `keep` owns copies; a tensor without
 // dimensions is a row of one.

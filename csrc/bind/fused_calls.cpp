@@ -1,6 +1,8 @@
 // The rules of the ops that norm, gate or transform a row before they quantise it (pyquant/ops/shapes.py holds the
 // same).
 #include <cmath>
+#include <cstdio>
+#include <limits>
 
 #include "bind/check.h"
 
@@ -80,7 +82,7 @@ GateCall gate_call(const Tensor& x, const Tensor& up, const std::string& activat
   return call;
 }
 
-HadamardOrder hadamard_call(const Tensor& x, int64_t block) {
+Hadamard hadamard_call(const Tensor& x, int64_t block, std::optional<double> scale) {
   floats("x", x);
   min_dim("x", x, 1);
   const HadamardOrder order = hadamard_order(block);
@@ -88,7 +90,12 @@ HadamardOrder hadamard_call(const Tensor& x, int64_t block) {
   if (order.base == 0 || columns % block != 0)
     refuse("block", std::to_string(block),
            "m * 2^k that divides the " + std::to_string(columns) + " columns of x, with m one of 1, 12, 20, 28");
-  return order;
+  if (scale && !(*scale >= std::numeric_limits<float>::denorm_min() && *scale <= std::numeric_limits<float>::max())) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", *scale);
+    refuse("scale", text, "a number above 0 that float32 has, or None");
+  }
+  return hadamard_of(block, scale);
 }
 
 }  // namespace pyquant::bind

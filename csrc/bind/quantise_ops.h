@@ -110,20 +110,21 @@ struct QuantiseOps {
     return gated(x, gate_call(x, up, activation, clamp_min, clamp_max, symmetric, qmin, qmax), symmetric, qmin, qmax);
   }
 
-  static Quantised hadamard_quantize(const Tensor& x, int64_t block, bool symmetric, int64_t qmin, int64_t qmax) {
-    const HadamardOrder order = hadamard_call(x, block);
+  static Quantised hadamard_quantize(const Tensor& x, int64_t block, bool symmetric, int64_t qmin, int64_t qmax,
+                                     std::optional<double> scale) {
+    const Hadamard by = hadamard_call(x, block, scale);
     dynamic_code_range(symmetric, qmin, qmax);
     const Backend on(x);
     Results r(on, shape_of(x), lead_of(x));
-    on.hadamard_quantize(matrix(x), order, range(symmetric, qmin, qmax), r.data(), r.params());
+    on.hadamard_quantize(matrix(x), by, range(symmetric, qmin, qmax), r.data(), r.params());
     return {r.codes, r.scale, r.zero_point};
   }
 
-  static Tensor hadamard_transform(const Tensor& x, int64_t block) {
-    const HadamardOrder order = hadamard_call(x, block);
+  static Tensor hadamard_transform(const Tensor& x, int64_t block, std::optional<double> scale) {
+    const Hadamard by = hadamard_call(x, block, scale);
     const Backend on(x);
     Tensor out = on.empty(shape_of(x), x.scalar_type());
-    if (out.numel() != 0) on.hadamard_transform(matrix(x), order, out.mutable_data_ptr());
+    if (out.numel() != 0) on.hadamard_transform(matrix(x), by, out.mutable_data_ptr());
     return out;
   }
 

@@ -1,8 +1,9 @@
-// The Hadamard transform in blocks (docs/numerics.md 15): which orders there are, the signs of its matrices, its
-// factor.
+// The Hadamard transform in blocks (docs/numerics.md 15): which orders there are, the signs of its matrices, and which
+// sums they have in common.
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <optional>
 
 #include "core/arith.h"
 
@@ -24,9 +25,21 @@ inline HadamardOrder hadamard_order(int64_t n) {
 
 inline int64_t size_of(HadamardOrder order) { return static_cast<int64_t>(order.base) << order.log2; }
 
-// The float32 nearest to 1 / sqrt(n).
-inline float hadamard_factor(HadamardOrder order) {
+// A transform: its order, and what its sums are multiplied by.
+struct Hadamard {
+  HadamardOrder order;
+  float scale = 1.f;
+};
+
+// With which the map is orthogonal: the float32 nearest to 1 / sqrt(n).
+inline float hadamard_scale(HadamardOrder order) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(size_of(order))));
+}
+
+// Blocks of n, an order; scale: none for that of an orthogonal map.
+inline Hadamard hadamard_of(int64_t n, std::optional<double> scale) {
+  const HadamardOrder order = hadamard_order(n);
+  return {order, scale ? static_cast<float>(*scale) : hadamard_scale(order)};
 }
 
 // 1 where the sign of column j is -1: Rudin and Shapiro's sequence.
@@ -56,6 +69,22 @@ PYQ_HD constexpr bool hadamard_is_negative(int base, int row, int column) {
   const int entry = row % 2 == 0 ? (column % 2 == 0 ? conference + diagonal : conference - diagonal)
                                  : (column % 2 == 0 ? conference - diagonal : -conference - diagonal);
   return entry < 0;
+}
+
+// Entries row .. row + 3 of a column, s0 to s3, as s0 ((t0 + s0 s1 t1) + s0 s2 (t2 + s2 s3 t3)): which of the eight
+// sums in brackets it is.
+struct HadamardFour {
+  bool negative;
+  int sum;  // 4 [s0 s1 < 0] + 2 [s2 s3 < 0] + [s0 s2 < 0]
+};
+// flips: with the signs of the rows' own numbers, too.
+PYQ_HD constexpr HadamardFour hadamard_four(int base, int row, int column, bool flips) {
+  int s[4] = {};
+  for (int i = 0; i < 4; ++i) {
+    const bool flipped = flips && hadamard_flips(static_cast<uint32_t>(row + i)) != 0;
+    s[i] = hadamard_is_negative(base, row + i, column) != flipped ? 1 : 0;
+  }
+  return {s[0] != 0, 4 * (s[0] ^ s[1]) + 2 * (s[2] ^ s[3]) + (s[0] ^ s[2])};
 }
 
 }  // namespace pyquant

@@ -41,9 +41,9 @@ void activation_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t 
                              const GateOperands& gate, bool symmetric, int32_t qmin, int32_t qmax, int8_t* q,
                              float* scale, int32_t* zero_point);
 // The Hadamard transform of blocks of columns (numerics.md 15), in the type of x; or its codes per row, from float32.
-void hadamard_transform(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+void hadamard_transform(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, const Hadamard& by,
                         void* out);
-void hadamard_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+void hadamard_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, const Hadamard& by,
                        bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point);
 // q_type: s8 or u8. out_type: f32, f16, bf16.
 void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,

@@ -96,7 +96,7 @@ void activation_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t 
 
 // each(row, its transform in float32)
 template <class Each>
-static void transformed_rows(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+static void transformed_rows(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, const Hadamard& by,
                              Each each) {
   const Kernels& in_use = kernels();
   each_row(rows, cols, [&](int64_t begin, int64_t end) {
@@ -105,22 +105,22 @@ static void transformed_rows(const void* x, DType x_type, int64_t rows, int64_t 
     auto* v = scratch.take<float>(static_cast<size_t>(cols));
     for (int64_t r = begin; r < end; ++r) {
       in_use.widen(static_cast<const unsigned char*>(x) + r * ld * bytes_of(x_type), x_type, cols, v);
-      in_use.hadamard(v, cols, order);
+      in_use.hadamard(v, cols, by);
       each(r, v);
     }
   });
 }
 
-void hadamard_transform(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+void hadamard_transform(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, const Hadamard& by,
                         void* out) {
-  transformed_rows(x, x_type, rows, cols, ld, order, [&](int64_t r, const float* v) {
+  transformed_rows(x, x_type, rows, cols, ld, by, [&](int64_t r, const float* v) {
     kernels().narrow(v, cols, static_cast<unsigned char*>(out) + r * cols * bytes_of(x_type), x_type);
   });
 }
 
-void hadamard_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+void hadamard_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, const Hadamard& by,
                        bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point) {
-  transformed_rows(x, x_type, rows, cols, ld, order, [&](int64_t r, const float* v) {
+  transformed_rows(x, x_type, rows, cols, ld, by, [&](int64_t r, const float* v) {
     const RowParams p = quantize_row(kernels(), v, DType::f32, cols, symmetric, qmin, qmax, q + r * cols);
     scale[r] = p.scale;
     zero_point[r] = p.zero_point;

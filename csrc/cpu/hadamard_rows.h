@@ -17,20 +17,21 @@ struct HadamardRows {
   // Steps that are done at a time: 2^steps vectors and a spare one fit in the registers.
   static constexpr int kSteps = W == 16 ? 4 : 3;
 
-  static void transform(float* x, int64_t n, HadamardOrder order) {
+  static void transform(float* x, int64_t n, const Hadamard& by) {
+    const HadamardOrder order = by.order;
     const int64_t block = size_of(order);
     const bool whole = order.log2 >= kLaneSteps;
     for (int64_t at = 0; at < n; at += block) {
       if (whole)
-        of_vectors(x + at, order);
+        of_vectors(x + at, order, by.scale);
       else
-        of_numbers(x + at, order);
+        of_numbers(x + at, order, by.scale);
     }
   }
 
  private:
   // Runs shorter than a vector: at most 28 * 8 numbers.
-  static void of_numbers(float* x, HadamardOrder order) {
+  static void of_numbers(float* x, HadamardOrder order, float scale) {
     const int64_t run = int64_t{1} << order.log2, block = size_of(order);
     for (int64_t j = 0; j < block; ++j)
       if (hadamard_flips(static_cast<uint32_t>(j))) x[j] = -x[j];
@@ -39,9 +40,10 @@ struct HadamardRows {
         float t[28];
         for (int a = 0; a < order.base; ++a) t[a] = x[a * run + i];
         for (int b = 0; b < order.base; ++b) {
-          float total = hadamard_is_negative(order.base, 0, b) ? -t[0] : t[0];
-          for (int a = 1; a < order.base; ++a)
-            total = hadamard_is_negative(order.base, a, b) ? fsub(total, t[a]) : fadd(total, t[a]);
+          const auto term = [&](int a) { return hadamard_is_negative(order.base, a, b) ? -t[a] : t[a]; };
+          float total = 0.f;
+          for (int a = 0; a < order.base; a += 4)
+            total = fadd(total, fadd(fadd(term(a), term(a + 1)), fadd(term(a + 2), term(a + 3))));
           x[b * run + i] = total;
         }
       }
@@ -54,11 +56,11 @@ struct HadamardRows {
         x[i + step] = fsub(a, b);
       }
     }
-    const float factor = hadamard_factor(order);
-    for (int64_t j = 0; j < block; ++j) x[j] = fmul(x[j], factor);
+    for (int64_t j = 0; j < block; ++j) x[j] = fadd(fmul(x[j], scale), 0.f);
   }
 
-  static void of_vectors(float* x, HadamardOrder order) {
+  // The steps in the order of docs/numerics.md 15: down to 512, 64 to 16, then 256 and 128, then 8 to 1.
+  static void of_vectors(float* x, HadamardOrder order, float scale) {
     const int64_t run = int64_t{1} << order.log2, block = size_of(order);
     flip(x, block);
     switch (order.base) {
@@ -67,12 +69,28 @@ struct HadamardRows {
       case 28: base_sums<28>(x, run); break;
       default: break;
     }
-    for (int bits = order.log2; bits > kLaneSteps;) {
-      const int some = (bits - kLaneSteps - 1) % kSteps + 1;
-      bits -= some;
-      butterflies(x, block, int64_t{1} << bits, some);
+    const int bits = order.log2;
+    steps(x, block, bits, 9);
+    steps(x, block, bits < 7 ? bits : 7, 4);
+    if (W == 16 && bits > 7) {  // what follows are vectors that lie 128 apart, and then their lanes
+      if (bits == 8)
+        last<1>(x, block, scale);
+      else
+        last<2>(x, block, scale);
+      return;
     }
-    within(x, block, hadamard_factor(order));
+    steps(x, block, bits < 9 ? bits : 9, 7);
+    steps(x, block, bits < 4 ? bits : 4, kLaneSteps);
+    last<0>(x, block, scale);
+  }
+
+  // Steps 2^(from - 1) down to 2^to, as many at a time as the registers hold.
+  static void steps(float* x, int64_t block, int from, int to) {
+    while (from > to) {
+      const int some = (from - to - 1) % kSteps + 1;
+      from -= some;
+      butterflies(x, block, int64_t{1} << from, some);
+    }
   }
 
   // The signs of the columns. Those of a vector are one of four patterns: they depend on the pairs of ones within its
@@ -91,30 +109,40 @@ struct HadamardRows {
     }
   }
 
+  // Four runs have eight sums but for signs: every column is made of one of each four runs.
   template <int Base>
   static void base_sums(float* x, int64_t run) {
     for (int64_t i = 0; i < run; i += W) {
-      F t[Base];
-      for (int a = 0; a < Base; ++a) t[a] = V::load_f32(x + a * run + i);
-      columns<Base>(t, x + i, run, std::make_integer_sequence<int, Base>());
+      F four[Base / 4][8];
+      for (int g = 0; g < Base / 4; ++g) {
+        F t[4];
+        for (int a = 0; a < 4; ++a) t[a] = V::load_f32(x + (4 * g + a) * run + i);
+        const F left[2] = {V::add(t[0], t[1]), V::sub(t[0], t[1])}, right[2] = {V::add(t[2], t[3]), V::sub(t[2], t[3])};
+        for (int pair = 0; pair < 4; ++pair) {
+          four[g][2 * pair] = V::add(left[pair / 2], right[pair % 2]);
+          four[g][2 * pair + 1] = V::sub(left[pair / 2], right[pair % 2]);
+        }
+      }
+      columns<Base>(four, x + i, run, std::make_integer_sequence<int, Base>());
     }
   }
   template <int Base, int... Column>
-  static void columns(const F* t, float* to, int64_t run, std::integer_sequence<int, Column...>) {
-    (V::store_f32(to + Column * run, column<Base, Column>(t, std::make_integer_sequence<int, Base - 1>())), ...);
+  static void columns(const F (&four)[Base / 4][8], float* to, int64_t run, std::integer_sequence<int, Column...>) {
+    (V::store_f32(to + Column * run, column<Base, Column>(four, std::make_integer_sequence<int, Base / 4>())), ...);
   }
-  template <int Base, int Column, int... Row>
-  static F column(const F* t, std::integer_sequence<int, Row...>) {
-    F total = hadamard_is_negative(Base, 0, Column) ? V::mul(t[0], V::set(-1.f)) : t[0];
-    ((total = term<hadamard_is_negative(Base, Row + 1, Column)>(total, t[Row + 1])), ...);
+  template <int Base, int Column, int... Group>
+  static F column(const F (&four)[Base / 4][8], std::integer_sequence<int, Group...>) {
+    F total = V::set(0.f);
+    ((total = term<Base, Column, Group>(total, four[Group])), ...);
     return total;
   }
-  template <bool kNegative>
-  static F term(F total, F v) {
-    if constexpr (kNegative)
-      return V::sub(total, v);
+  template <int Base, int Column, int Group>
+  static F term(F total, const F (&sums)[8]) {
+    constexpr HadamardFour kFour = hadamard_four(Base, 4 * Group, Column, false);
+    if constexpr (kFour.negative)
+      return V::sub(total, sums[kFour.sum]);
     else
-      return V::add(total, v);
+      return V::add(total, sums[kFour.sum]);
   }
 
   static void butterflies(float* x, int64_t block, int64_t least, int steps) {
@@ -133,31 +161,45 @@ struct HadamardRows {
       for (int64_t i = from; i < from + least; i += W) {
         F v[kCount];
         for (int e = 0; e < kCount; ++e) v[e] = V::load_f32(x + i + e * least);
-        for (int step = kCount / 2; step > 0; step /= 2)
-          for (int e = 0; e < kCount; ++e) {
-            if (e & step) continue;
-            const F a = v[e], b = v[e + step];
-            v[e] = V::add(a, b);
-            v[e + step] = V::sub(a, b);
-          }
+        between<Steps>(v);
         for (int e = 0; e < kCount; ++e) V::store_f32(x + i + e * least, v[e]);
       }
     }
   }
+  template <int Steps>
+  static void between(F (&v)[1 << Steps]) {
+    for (int step = (1 << Steps) / 2; step > 0; step /= 2)
+      for (int e = 0; e < 1 << Steps; ++e) {
+        if (e & step) continue;
+        const F a = v[e], b = v[e + step];
+        v[e] = V::add(a, b);
+        v[e + step] = V::sub(a, b);
+      }
+  }
 
-  // The steps between lanes, and the factor. a * 1 + b and b * -1 + a round once: the sums themselves.
-  static void within(float* x, int64_t block, float by) {
-    const F factor = V::set(by);
+  // Steps between vectors 128 apart, the steps between lanes, and the scale. a * 1 + b and b * -1 + a round once: the
+  // sums themselves.
+  template <int Apart>
+  static void last(float* x, int64_t block, float by) {
+    constexpr int kCount = 1 << Apart;
+    constexpr int64_t kApart = Apart == 0 ? W : 128;  // between vectors that are in registers together
+    const F scale = V::set(by), zero = V::set(0.f);
     alignas(64) float signs[4][W];
     for (int bit = 0; bit < kLaneSteps; ++bit)
       for (int64_t lane = 0; lane < W; ++lane) signs[bit][lane] = lane >> bit & 1 ? -1.f : 1.f;
-    for (int64_t j = 0; j < block; j += W) {
-      F v = V::load_f32(x + j);
-      if constexpr (kLaneSteps > 3) v = V::mul_add(v, V::load_f32(signs[3]), V::template swapped<8>(v));
-      if constexpr (kLaneSteps > 2) v = V::mul_add(v, V::load_f32(signs[2]), V::template swapped<4>(v));
-      if constexpr (kLaneSteps > 1) v = V::mul_add(v, V::load_f32(signs[1]), V::template swapped<2>(v));
-      if constexpr (kLaneSteps > 0) v = V::mul_add(v, V::load_f32(signs[0]), V::template swapped<1>(v));
-      V::store_f32(x + j, V::mul(v, factor));
+    for (int64_t from = 0; from < block; from += kCount * kApart) {
+      for (int64_t j = from; j < from + kApart; j += W) {
+        F v[kCount];
+        for (int e = 0; e < kCount; ++e) v[e] = V::load_f32(x + j + e * kApart);
+        between<Apart>(v);
+        for (int e = 0; e < kCount; ++e) {
+          if constexpr (kLaneSteps > 3) v[e] = V::mul_add(v[e], V::load_f32(signs[3]), V::template swapped<8>(v[e]));
+          if constexpr (kLaneSteps > 2) v[e] = V::mul_add(v[e], V::load_f32(signs[2]), V::template swapped<4>(v[e]));
+          if constexpr (kLaneSteps > 1) v[e] = V::mul_add(v[e], V::load_f32(signs[1]), V::template swapped<2>(v[e]));
+          if constexpr (kLaneSteps > 0) v[e] = V::mul_add(v[e], V::load_f32(signs[0]), V::template swapped<1>(v[e]));
+          V::store_f32(x + j + e * kApart, V::add(V::mul(v[e], scale), zero));
+        }
+      }
     }
   }
 };

@@ -178,8 +178,8 @@ struct Kernels {
   // out = silu(gate) * up, both of one type.
   // A row of activation(gate) * by.up
   void (*activation_mul)(const void* gate, DType type, int64_t n, const GateOperands& by, float* out);
-  // Blocks of the order transformed in place, rounded to no other type; n: a multiple of the block.
-  void (*hadamard)(float* x, int64_t n, HadamardOrder order);
+  // Blocks transformed in place, rounded to no other type; n: a multiple of the block.
+  void (*hadamard)(float* x, int64_t n, const Hadamard& by);
   // sum[rows][64] (+)= float(acc - x_zero * w_sum) * w_scale, for one group; first starts from zero.
   void (*accumulate)(const Tile& tile, float* sum, bool first);
   void (*epilogue)(const Tile& tile);

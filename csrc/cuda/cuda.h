@@ -95,8 +95,8 @@ void activation_mul_quantize(const FloatMatrix& x, const GateOperands& gate, con
                              const QuantizeParams& params, const QuantizeOut& out, const Context& context);
 // Blocks of columns through the Hadamard transform (numerics.md 15), in the type of x, contiguous; or its codes per
 // row, from float32. Rows of more columns than a block's shared memory holds as float32 are refused.
-void hadamard_transform(const FloatMatrix& x, HadamardOrder order, void* out, const Context& context);
-void hadamard_quantize(const FloatMatrix& x, HadamardOrder order, const CodeRange& range, const QuantizeParams& params,
+void hadamard_transform(const FloatMatrix& x, const Hadamard& by, void* out, const Context& context);
+void hadamard_quantize(const FloatMatrix& x, const Hadamard& by, const CodeRange& range, const QuantizeParams& params,
                        const QuantizeOut& out, const Context& context);
 
 // Fake quantisation (docs/numerics.md 10). y, mask [ceil(rows * cols / 8)] and gradients are contiguous.

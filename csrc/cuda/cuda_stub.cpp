@@ -61,8 +61,8 @@ void activation_mul_quantize(const FloatMatrix&, const GateOperands&, const Code
                              const QuantizeOut&, const Context&) {
   refuse();
 }
-void hadamard_transform(const FloatMatrix&, HadamardOrder, void*, const Context&) { refuse(); }
-void hadamard_quantize(const FloatMatrix&, HadamardOrder, const CodeRange&, const QuantizeParams&, const QuantizeOut&,
+void hadamard_transform(const FloatMatrix&, const Hadamard&, void*, const Context&) { refuse(); }
+void hadamard_quantize(const FloatMatrix&, const Hadamard&, const CodeRange&, const QuantizeParams&, const QuantizeOut&,
                        const Context&) {
   refuse();
 }

@@ -83,19 +83,23 @@ void add_quantise(py::module_& m) {
       py::arg("x"), py::arg("gate"), py::arg("out"), py::arg("device") = 0, py::arg("stream") = 0);
   m.def(
       "hadamard_quantize",
-      [](const py::dict& x, int64_t block, const py::dict& out, int32_t device, uintptr_t stream) {
+      [](const py::dict& x, int64_t block, const py::dict& out, std::optional<double> scale, int32_t device,
+         uintptr_t stream) {
         const Quantiser q(out);
-        cuda::hadamard_quantize(floats_of(x), hadamard_order(block), q.range, q.params, q.out,
+        cuda::hadamard_quantize(floats_of(x), hadamard_of(block, scale), q.range, q.params, q.out,
                                 {device, pointer<void>(stream)});
       },
-      py::arg("x"), py::arg("block"), py::arg("out"), py::arg("device") = 0, py::arg("stream") = 0);
+      py::arg("x"), py::arg("block"), py::arg("out"), py::arg("scale") = py::none(), py::arg("device") = 0,
+      py::arg("stream") = 0);
   m.def(
       "hadamard_transform",
-      [](const py::dict& x, int64_t block, uintptr_t out, int32_t device, uintptr_t stream) {
-        cuda::hadamard_transform(floats_of(x), hadamard_order(block), pointer<void>(out),
+      [](const py::dict& x, int64_t block, uintptr_t out, std::optional<double> scale, int32_t device,
+         uintptr_t stream) {
+        cuda::hadamard_transform(floats_of(x), hadamard_of(block, scale), pointer<void>(out),
                                  {device, pointer<void>(stream)});
       },
-      py::arg("x"), py::arg("block"), py::arg("out"), py::arg("device") = 0, py::arg("stream") = 0);
+      py::arg("x"), py::arg("block"), py::arg("out"), py::arg("scale") = py::none(), py::arg("device") = 0,
+      py::arg("stream") = 0);
   m.def("dequantize", [](uintptr_t q, const std::string& type, int64_t rows, int64_t cols, int64_t ld,
                          const std::string& granularity, int64_t group_size, uintptr_t scale, uintptr_t zero_point,
                          uintptr_t out, const std::string& out_type, int32_t device, uintptr_t stream) {

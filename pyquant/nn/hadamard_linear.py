@@ -16,7 +16,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.linear_call import needs_derivative
 from pyquant.nn.linear_state import traced
 from pyquant.nn.qlinear import QLinear
-from pyquant.numerics.hadamard import base_of, hadamard_transform, largest_block
+from pyquant.numerics.hadamard import base_of, hadamard_transform, largest_block, power_scale
 
 
 class HadamardLinear(nn.Module):
@@ -24,12 +24,14 @@ class HadamardLinear(nn.Module):
 
     linear  the layer that multiplies what T gives: nn.Linear, or what it becomes, a QLinear or its simulation.
     block   channels that are mixed: m * 2^k with m one of 1, 12, 20, 28; divides the layer's in_features.
+    scale   what the sums of T are multiplied by; None: 1 / sqrt(block), with which T is orthogonal.
 
-    rotate_ makes it of a Linear with weight W around one with weight W T, which is the same function; quantize_, gptq_,
+    rotate_ makes it of a Linear with weight W around one with weight W T^-1 (transposed), which is the same function;
+    the scale is then the power of two next to 1 / sqrt(block), which the quantiser takes for nothing. quantize_, gptq_,
     training, search and dequantize_ see that inner layer, `name.linear`. T costs some log2(block) sums an element, in
     float32. In front of a QLinear with dynamic inputs one kernel transforms and quantises, and the sums are not rounded
     to the type of x in between; elsewhere T gives the type of x.
-    Raises ArgumentError for another layer, or a block that is no such number.
+    Raises ArgumentError for another layer, a block that is no such number, or a scale that is not finite and above 0.
 
     Example:
         >>> layer = HadamardLinear.from_linear(nn.Linear(8, 4))
@@ -37,13 +39,14 @@ class HadamardLinear(nn.Module):
         (8, torch.Size([2, 4]))
     """
 
-    def __init__(self, linear: nn.Linear | QLinear, block: int) -> None:
+    def __init__(self, linear: nn.Linear | QLinear, block: int, scale: float | None = None) -> None:
         super().__init__()
         if not isinstance(linear, (nn.Linear, QLinear)):
             raise ArgumentError("linear", arguments.shown(linear), "a torch.nn.Linear or a QLinear")
         check_block(block, linear.in_features)
+        check_scale(scale)
         self.in_features, self.out_features, self.block = linear.in_features, linear.out_features, block
-        self.linear = linear
+        self.scale, self.linear = scale, linear
 
     @classmethod
     @torch.no_grad()
@@ -61,10 +64,8 @@ class HadamardLinear(nn.Module):
             raise ArgumentError("linear", arguments.shown(linear), "a torch.nn.Linear")
         block = largest_block(linear.in_features) if block is None else block
         check_block(block, linear.in_features)
-        inner = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-        turned = hadamard_transform(linear.weight.double(), block).to(linear.weight.dtype)
-        inner.weight, inner.bias = nn.Parameter(turned, linear.weight.requires_grad), linear.bias
-        return cls(inner, block).train(linear.training)
+        scale = power_scale(block)
+        return cls(linear_behind(linear, block, scale), block, scale).train(linear.training)
 
     def forward(self, x: Tensor | None = None, residual: Tensor | None = None, *, input: Tensor | None = None) -> Any:
         """The layer. x  float [..., in_features]; residual and input as in QLinear. Raises as QLinear does."""
@@ -80,18 +81,19 @@ class HadamardLinear(nn.Module):
         transform = ops.hadamard_transform if has_kernel else hadamard_transform
         inputs = quantised_here(inner, x)
         if inputs is None or not isinstance(inner, QLinear):
-            turned = transform(x, self.block)
+            turned = transform(x, self.block, self.scale)
             return inner(turned) if residual is None else inner(turned, residual)
         if not has_kernel or not inner.takes_tokens or x.dim() == 1:
-            return inner(transform(x.float(), self.block), residual).to(x.dtype)
-        codes = ops.hadamard_quantize(x, self.block, inputs.symmetric, *inputs.code_range)
+            return inner(transform(x.float(), self.block, self.scale), residual).to(x.dtype)
+        codes = ops.hadamard_quantize(x, self.block, inputs.symmetric, *inputs.code_range, self.scale)
         return inner._multiply_tokens(*codes, residual, x.dtype)
 
     @property
     def weight(self) -> Tensor:
-        """The weight [out_features, in_features] that multiplies x itself, computed at each use: W = (W T) T^-1."""
+        """The weight [out_features, in_features] that multiplies x itself, computed at each use."""
         real = self.linear.to_float() if isinstance(self.linear, QLinear) else self.linear
-        columns = hadamard_transform(torch.eye(self.block, dtype=torch.float64, device=real.weight.device), self.block)
+        ones = torch.eye(self.block, dtype=torch.float64, device=real.weight.device)
+        columns = hadamard_transform(ones, self.block, self.scale)
         blocks = real.weight.detach().double().unflatten(-1, (-1, self.block))
         return (blocks @ columns.mT).flatten(-2).to(real.weight.dtype)
 
@@ -121,6 +123,28 @@ def runs_kernel(x: Tensor, residual: Tensor | None) -> bool:
     if x.dtype not in FLOATS or needs_derivative(x, residual):
         return False
     return ops.holds_row(x.device, x.shape[-1])
+
+
+@torch.no_grad()
+def linear_behind(linear: nn.Linear, block: int, scale: float | None) -> nn.Linear:
+    """The Linear that multiplies what the transform gives, so that both are the function of `linear`; its bias."""
+    inner = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+    turned = turned_weight(linear.weight.double(), block, scale).to(linear.weight.dtype)
+    inner.weight, inner.bias = nn.Parameter(turned, linear.weight.requires_grad), linear.bias
+    return inner
+
+
+def turned_weight(weight: Tensor, block: int, scale: float | None) -> Tensor:
+    """A weight float64 [..., K] times the transposed inverse of the transform of the inputs: the same matrix, scaled so
+    that both scales are 1 / block together."""
+    return hadamard_transform(weight, block, None if scale is None else 1.0 / (block * scale))
+
+
+def check_scale(scale: object) -> None:
+    """Raise ArgumentError for what is no scale of a transform."""
+    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if scale is not None and not (number and 2.0**-126 <= scale <= 2.0**126):  # type: ignore[operator]
+        raise ArgumentError("scale", arguments.shown(scale), "a number from 2^-126 to 2^126, or None")
 
 
 def check_block(block: object, columns: int) -> None:

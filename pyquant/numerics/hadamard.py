@@ -76,40 +76,76 @@ def _sums(x: Tensor, order: int, base: int, transposed: bool) -> Tensor:
     twos = order // base
     t = x.reshape(-1, base, twos).permute(1, 2, 0).contiguous()  # a row of neighbours for each operand: whole vectors
     if base > 1:
-        rows, matrix = t.unbind(0), BASE_MATRICES[base]
-        t = torch.stack([_signed_sum(rows, signs) for signs in (matrix if transposed else zip(*matrix, strict=True))])
-    step = twos // 2
-    while step > 0:
-        first, second = t.unflatten(1, (twos // (2 * step), 2, step)).unbind(2)
+        matrix = BASE_MATRICES[base]
+        t = _base_sums(t.unbind(0), matrix if transposed else tuple(zip(*matrix, strict=True)))
+    for bit in steps(twos):
+        first, second = t.unflatten(1, (-1, 2, 1 << bit)).unbind(2)
         t = torch.stack((first + second, first - second), 2).flatten(1, 3)
-        step //= 2
     return t.permute(2, 0, 1).reshape(x.shape)
 
 
-def hadamard_transform(x: Tensor, block: int) -> Tensor:
-    """x [..., c * block] float, every `block` neighbours times diag(signs) and the orthogonal Hadamard matrix.
+def steps(twos: int) -> tuple[int, ...]:
+    """Of 2^k numbers the k steps, as the logarithms of their distances, in the order in which they are done."""
+    return tuple(bit for bit in (*range(63, 8, -1), 6, 5, 4, 8, 7, 3, 2, 1, 0) if 1 << bit < twos)
 
+
+def _base_sums(t: tuple[Tensor, ...], columns: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Of each column of signs the sum of t times them: four by four, pairs first."""
+    parts = []
+    for i in range(0, len(t), 4):  # what several columns have in common is added once
+        (a, b), (c, d) = ((t[j] + t[j + 1], t[j] - t[j + 1]) for j in (i, i + 2))
+        part = {(1, 1): (a + c, a - c), (1, -1): (a + d, a - d), (-1, 1): (b + c, b - c), (-1, -1): (b + d, b - d)}
+        parts.append(part)
+    results = []
+    for column in columns:
+        total = torch.zeros((), dtype=t[0].dtype, device=t[0].device)  # nothing plus a number is the number
+        for part, i in zip(parts, range(0, len(t), 4), strict=True):
+            s, s1, s2, s3 = column[i : i + 4]
+            term = part[s * s1, s2 * s3][0 if s == s2 else 1]
+            total = total + term if s > 0 else total - term
+        results.append(total)
+    return torch.stack(results)
+
+
+def power_scale(block: int) -> float:
+    """The power of two next to 1 / sqrt(block): itself, where log2(block) is even. Products with it are exact."""
+    return 2.0 ** -round(math.log2(block) / 2)
+
+
+def hadamard_transform(x: Tensor, block: int, scale: float | None = None) -> Tensor:
+    """x [..., c * block] float, every `block` neighbours times diag(signs), the matrix of +1 and -1, and the scale.
+
+    scale  None: 1 / sqrt(block), with which the map is orthogonal.
     -> the shape and type of x: computed in float32 (float64 for float64), rounded once to the type of x.
     Source: docs/numerics.md 15.
     """
     wide = x if x.dtype == torch.float64 else x.to(torch.float32)
     given = wide.unflatten(-1, (-1, block)) * signs(block, x.device).to(wide.dtype)
-    return (sums(given.flatten(-2), block) * (1.0 / math.sqrt(block))).to(x.dtype)
+    return (sums(given.flatten(-2), block) * _factor(block, scale) + 0.0).to(x.dtype)
 
 
-def hadamard_backward(grad: Tensor, block: int) -> Tensor:
-    """The gradient of hadamard_transform: the transpose of its matrix, which is its inverse. Shape and type of grad."""
+def hadamard_backward(grad: Tensor, block: int, scale: float | None = None) -> Tensor:
+    """The gradient of hadamard_transform: the transpose of its matrix, without a scale its inverse. As grad."""
     wide = grad if grad.dtype == torch.float64 else grad.to(torch.float32)
-    turned = sums(wide, block, transposed=True) * (1.0 / math.sqrt(block))
+    turned = sums(wide, block, transposed=True) * _factor(block, scale)
     return (turned.unflatten(-1, (-1, block)) * signs(block, grad.device).to(wide.dtype)).flatten(-2).to(grad.dtype)
 
 
 def hadamard_quantize(
-    x: Tensor, block: int, symmetric: bool = True, qmin: int = -127, qmax: int = 127
+    x: Tensor,
+    block: int,
+    symmetric: bool = True,
+    qmin: int = -127,
+    qmax: int = 127,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """quantize_dynamic, per token, of hadamard_transform, which is not rounded to 16 bits in between."""
-    turned = hadamard_transform(x.to(torch.float32), block)
+    turned = hadamard_transform(x.to(torch.float32), block, scale)
     return quantize_dynamic(turned, "per_token", 0, symmetric, qmin, qmax)
+
+
+def _factor(block: int, scale: float | None) -> float:
+    return 1.0 / math.sqrt(block) if scale is None else scale
 
 
 def signs(order: int, device: torch.device) -> Tensor:
@@ -122,10 +158,3 @@ def signs(order: int, device: torch.device) -> Tensor:
     for shift in (32, 16, 8, 4, 2, 1):  # the parity of the ones among the bits
         pairs = pairs ^ (pairs >> shift)
     return 1.0 - 2.0 * (pairs & 1)
-
-
-def _signed_sum(rows: tuple[Tensor, ...], signs: tuple[int, ...]) -> Tensor:
-    total = rows[0] if signs[0] > 0 else -rows[0]
-    for row, sign in zip(rows[1:], signs[1:], strict=True):
-        total = total + row if sign > 0 else total - row
-    return total

@@ -108,11 +108,11 @@ def _codes_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
 
 
 def _hadamard_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.block = inputs[1]
+    ctx.block, ctx.scale = inputs[1:]
 
 
 def _hadamard_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return numerics.hadamard_backward(grad, ctx.block), None
+    return numerics.hadamard_backward(grad, ctx.block, ctx.scale), None, None
 
 
 def _fake_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -199,11 +199,12 @@ def activation_mul_quantize(
     return call(_ops.activation_mul_quantize.default, x, up, activation, clamp_min, clamp_max, *limits)
 
 
-def hadamard_transform(x: Tensor, block: int) -> Tensor:
-    """Every `block` neighbours of a row times a Hadamard matrix with random signs, which is orthogonal.
+def hadamard_transform(x: Tensor, block: int, scale: float | None = None) -> Tensor:
+    """Every `block` neighbours of a row times a Hadamard matrix whose columns have signs of their own, times a scale.
 
     x            float32, float16 or bfloat16 [..., K].
     block        m * 2^k that divides K, with m one of 1, 12, 20, 28.
+    scale        what the sums are multiplied by, in float32; None: 1 / sqrt(block), an orthogonal map.
     ->           shape and dtype of x: sums in float32, rounded once. Differentiable.
     Raises ArgumentError. Source: docs/numerics.md 15; QuaRot, arXiv 2404.00456.
 
@@ -211,15 +212,16 @@ def hadamard_transform(x: Tensor, block: int) -> Tensor:
         >>> hadamard_transform(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 4).tolist()
         [[1.0, 3.0, 2.0, -4.0]]
     """
-    return call(_ops.hadamard_transform.default, x, block)
+    return call(_ops.hadamard_transform.default, x, block, scale)
 
 
 def hadamard_quantize(
-    x: Tensor, block: int, symmetric: bool = True, qmin: int = -127, qmax: int = 127
+    x: Tensor, block: int, symmetric: bool = True, qmin: int = -127, qmax: int = 127, scale: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes per token of hadamard_transform, quantised without rounding to 16 bits before.
 
     x, block     as in hadamard_transform.
+    scale        as there; a power of two costs nothing.
     ->           codes int8 [..., K]; scale float32 and zero_point int32, x.shape[:-1].
     Raises ArgumentError. Source: docs/numerics.md 15.
 
@@ -227,7 +229,7 @@ def hadamard_quantize(
         >>> hadamard_quantize(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 4)[0].tolist()
         [[32, 95, 64, -127]]
     """
-    return call(_ops.hadamard_quantize.default, x, block, symmetric, qmin, qmax)
+    return call(_ops.hadamard_quantize.default, x, block, symmetric, qmin, qmax, scale)
 
 
 def dequantize(

@@ -42,8 +42,8 @@ OTHERS: Final[dict[str, str]] = {
     "silu_mul_quantize": f"(Tensor x, {_LIMITS}) -> {_CODES}",
     "activation_mul_quantize": "(Tensor x, Tensor up, str activation='silu', float clamp_min=0.0, float clamp_max=0.0, "
     f"{_LIMITS}) -> {_CODES}",
-    "hadamard_quantize": f"(Tensor x, int block, {_LIMITS}) -> {_CODES}",
-    "hadamard_transform": "(Tensor x, int block) -> Tensor",
+    "hadamard_quantize": f"(Tensor x, int block, {_LIMITS}, float? scale=None) -> {_CODES}",
+    "hadamard_transform": "(Tensor x, int block, float? scale=None) -> Tensor",
     # fake quantisation; the _out forms write into buffers that a training loop keeps
     "fake_quantize": f"(Tensor x, {_GIVEN}, int qmin=-127, int qmax=127) -> (Tensor, Tensor)",
     "fake_quantize_out": "(Tensor x, Tensor scale, Tensor? zero_point, str granularity, int group_size, int qmin, "

@@ -159,18 +159,20 @@ def activation_mul_quantize(
     return _per_token(x, x.shape[-1])
 
 
-def hadamard_transform(x: Tensor, block: int) -> Tensor:
+def hadamard_transform(x: Tensor, block: int, scale: float | None = None) -> Tensor:
     check.rows_of_floats("x", x)
     if base_of(block) is None or x.shape[-1] % block != 0:
         allowed = f"m * 2^k that divides the {x.shape[-1]} columns of x, with m one of 1, 12, 20, 28"
         raise ArgumentError("block", str(block), allowed)
+    if scale is not None and not 2.0**-149 <= scale <= torch.finfo(torch.float32).max:
+        raise ArgumentError("scale", f"{scale:g}", "a number above 0 that float32 has, or None")
     return x.new_empty(x.shape)
 
 
 def hadamard_quantize(
-    x: Tensor, block: int, symmetric: bool = True, qmin: int = -127, qmax: int = 127
+    x: Tensor, block: int, symmetric: bool = True, qmin: int = -127, qmax: int = 127, scale: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    hadamard_transform(x, block)
+    hadamard_transform(x, block, scale)
     _dynamic_code_range(symmetric, qmin, qmax)
     return _per_token(x, x.shape[-1])
 

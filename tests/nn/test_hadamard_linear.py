@@ -44,13 +44,15 @@ def test_it_is_the_function_of_the_linear(block) -> None:
 def test_quantised_it_multiplies_the_codes_of_transformed_inputs() -> None:
     model = pyquant.quantize_(wrapped(), {"2.linear": W4A4Dynamic(group_size=24)})
     layer, hidden = model[2], model[:2](X)
-    accept.t1(layer(hidden), layer.linear.reference(hadamard_transform(hidden, 24)))
+    accept.t1(layer(hidden), layer.linear.reference(hadamard_transform(hidden, 24, layer.scale)))
     residual = torch.randn(6, 5)
-    accept.t1(layer(hidden, residual), layer.linear(hadamard_transform(hidden, 24), residual))
+    accept.t1(layer(hidden, residual), layer.linear(hadamard_transform(hidden, 24, layer.scale), residual))
     accept.t1(copy.deepcopy(layer)(hidden), layer(hidden))
     half = layer(hidden.half(), residual.half())
     inputs = layer.linear.scheme.inputs
-    codes, scale, zeros = numerics.hadamard_quantize(hidden.half(), 24, inputs.symmetric, *inputs.code_range)
+    codes, scale, zeros = numerics.hadamard_quantize(
+        hidden.half(), 24, inputs.symmetric, *inputs.code_range, layer.scale
+    )
     tokens = QTensor(codes, scale, None if inputs.symmetric else zeros)
     accept.t1(half, layer.linear(tokens, residual.half()).half())
     with torch.no_grad():
@@ -70,7 +72,7 @@ def test_whichever_kernel_transforms_the_function_is_one(scheme) -> None:
     else:
         pyquant.quantize_(model, {"2.linear": scheme})
     layer, hidden = model[2], model[:2](X).detach()
-    want = layer.linear(numerics.hadamard_transform(hidden, 24))
+    want = layer.linear(numerics.hadamard_transform(hidden, 24, layer.scale))
     if scheme.is_float:  # torch's product: its order of sums follows the shape
         torch.testing.assert_close(layer(hidden), want)
         return
@@ -85,7 +87,24 @@ def test_whichever_kernel_transforms_the_function_is_one(scheme) -> None:
     seen = []
     layer.linear.register_forward_hook(lambda module, args, out: seen.append(args[0]))
     accept.t1(layer(hidden), want)
-    accept.t1(seen[0], numerics.hadamard_transform(hidden, 24))
+    accept.t1(seen[0], numerics.hadamard_transform(hidden, 24, layer.scale))
+
+
+def test_an_orthogonal_map_is_saved_as_one(tmp_path: Path) -> None:
+    """A scale of None: 1 / sqrt(24), which is no power of two; files of it name the block alone."""
+    model = build()
+    inner = nn.Linear(48, 5)
+    inner.weight.data, inner.bias = hadamard_transform(model[2].weight.detach(), 24), model[2].bias
+    model[2] = HadamardLinear(inner, 24)
+    torch.testing.assert_close(model(X), build()(X))
+    torch.testing.assert_close(model[2].weight, build()[2].weight)
+    pyquant.quantize_(model.eval(), W8A8Dynamic())
+    with pytest.warns(pyquant.QuantizationWarning, match="transforms its inputs"):
+        pyquant.save_pretrained(model, tmp_path)
+    assert load_checkpoint(tmp_path).extra["pyquant_modules"]["hadamard"] == {"2": 24}
+    again = pyquant.load_pretrained(tmp_path, build)
+    assert again[2].scale is None
+    accept.t1(again.eval()(X), model(X))
 
 
 def test_outliers_cost_less() -> None:
@@ -130,13 +149,28 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     accept.t1(again(X), model(X))
     other = build()
     other[2] = HadamardLinear.from_linear(other[2])
-    with pytest.raises(CheckpointError, match="blocks of 24; the model has 48"):
+    with pytest.raises(CheckpointError, match=r"of 24, scale 0\.25; the model has blocks of 48, scale 0\.125"):
         pyquant.load_pretrained(tmp_path, other)
     with pytest.raises(CheckpointError, match=r"'2' was saved as a Linear; the model has a ReLU there"):
         pyquant.load_pretrained(tmp_path, nn.Sequential(nn.Linear(8, 48), nn.GELU(), nn.ReLU()))
 
 
-@pytest.mark.parametrize("forged", [{"2": 18}, {"2": 10**12}, {"2": 0}, {"2": "24"}, {"": 24}, ["2"], {"2": True}])
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"2": 18},
+        {"2": 10**12},
+        {"2": 0},
+        {"2": "24"},
+        {"": 24},
+        ["2"],
+        {"2": True},
+        {"2": [24, 0]},
+        {"2": [24, "x"]},
+        {"2": [24, 1, 1]},
+        {"2": [True, 1]},
+    ],
+)
 def test_a_forged_block_is_refused(tmp_path: Path, forged) -> None:
     with pytest.warns(pyquant.QuantizationWarning):
         pyquant.save_pretrained(pyquant.quantize_(wrapped(), W8A8Dynamic()), tmp_path)
@@ -160,6 +194,9 @@ def test_wrong_arguments() -> None:
     for block in (5, 0, -2, 6, 32, True, "8", None):
         with pytest.raises(ArgumentError, match=r"'block'.*divides the 48 inputs"):
             HadamardLinear(nn.Linear(48, 2), block)  # type: ignore[arg-type]
+    for scale in (0.0, -1.0, float("nan"), float("inf"), True, "1"):
+        with pytest.raises(ArgumentError, match=r"'scale'.*from 2\^-126"):
+            HadamardLinear(nn.Linear(48, 2), 24, scale)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="'linear'"):
         HadamardLinear.from_linear(nn.ReLU())  # type: ignore[arg-type]
     for x in (torch.ones(2, 47), torch.ones(2, 48, dtype=torch.int8), None):

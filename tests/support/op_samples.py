@@ -93,8 +93,8 @@ def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
         "add_layer_norm_quantize": (x, draw.normal(m, k), draw.normal(k), draw.normal(k)),
         "silu_mul_quantize": (draw.normal(m, 2 * k), False, -128, 127),
         "activation_mul_quantize": (x, draw.normal(m, k), "clamp", -0.5, 2.0, False, -128, 127),
-        "hadamard_quantize": (x, k & -k, False, -128, 127),
-        "hadamard_transform": (x, k & -k),
+        "hadamard_quantize": (x, k & -k, False, -128, 127, 0.75),
+        "hadamard_transform": (x, k & -k, 0.75),
     }
 
 

@@ -33,11 +33,11 @@ class TurnedRange {
   uint32_t low_ = 0, high_ = 0;
 };
 
-// The sums of a thread: units 32 * kTurned columns apart.
+// The sums of a thread.
 template <class T>
-struct KeptTurned : KeptFloats<T, 4, kTurned> {
+struct KeptTurned : KeptFloats<T, kTurnedUnits, kTurned> {
   using Range = TurnedRange;
-  static constexpr int kStep = 32 * kTurned;
+  static constexpr int kStep = kTurnedApart;
   __device__ __forceinline__ void widen(TurnedRange& range, bool symmetric) const {
     if (symmetric)  // asked once, not an element
       widen_all<true>(range);
@@ -49,70 +49,59 @@ struct KeptTurned : KeptFloats<T, 4, kTurned> {
   template <bool kSymmetric>
   __device__ __forceinline__ void widen_all(TurnedRange& range) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < kTurnedUnits; ++i)
 #pragma unroll
       for (int j = 0; j < kTurned; ++j) range.template widen<kSymmetric>(this->value[i][j]);
   }
 };
 
-template <class T>
+template <class T, bool OneChunk>
 struct HadamardInput {
   using Kept = KeptTurned<T>;
   static constexpr int kUnits = Kept::kUnits, kThreads = 512, kStep = Kept::kStep;
-  static constexpr bool kByWarp = true;
+  static constexpr bool kByWarp = true, kOneChunk = OneChunk;
   const T* x;
   int64_t ld;
   bool vector;
   int base, log2;
-  float factor;
-  int straight;             // TurnedRow::straight_from
-  uint32_t least, between;  // bits of the ends of ranges with which the factor is part of the step
+  float scale;
+  uint32_t least, between;  // bits of the ends of ranges with which the scale is part of the step
 
   struct Row {
-    TurnedRow<T> row;
-    float factor;
-    int straight;
+    TurnedRow<T, OneChunk> row;
+    float scale;
     uint32_t least, between;
-    bool folds = false;  // the factor is part of the step
+    bool folds = false;  // the scale is part of the step
     __device__ __forceinline__ Row(const HadamardInput& in, int64_t index, const RowSpan& span, RowShared&, Kept&)
-        : row(in.x + index * in.ld, in.vector, span.cols, in.base, in.log2, memory()),
-          factor(in.factor),
-          straight(in.straight),
+        : row(in.x + index * in.ld, in.vector, span.cols, in.base, in.log2, span.step == kUnits * kStep, memory()),
+          scale(in.scale),
           least(in.least),
           between(in.between) {}
-    // The sums, without the factor, by which finish() multiplies.
+    // The sums, without the scale, by which finish() multiplies.
     __device__ __forceinline__ void load(const Chunk& chunk, Kept& kept) const {
-      if ((kUnits - 1) * kStep >= chunk.left) {
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i)
-#pragma unroll
-          for (int j = 0; j < kTurned; ++j) kept.value[i][j] = 0.f;
-      }
-      row.template read<kUnits, kStep>(chunk.first, chunk.left, straight, [&](int i, const float (&v)[kTurned]) {
-#pragma unroll
-        for (int j = 0; j < kTurned; ++j) kept.value[i][j] = v[j];
-      });
+      row.read(chunk.first, chunk.left, kept.value);
     }
     // Rounding keeps the order of numbers: the ends of the products are the products of the ends.
     __device__ __forceinline__ Range range(const Range& sums) const {
-      return {__float_as_uint(fmul(__uint_as_float(sums.below), factor)),
-              __float_as_uint(fmul(__uint_as_float(sums.above), factor))};
+      return {__float_as_uint(fmul(__uint_as_float(sums.below), scale)),
+              __float_as_uint(fmul(__uint_as_float(sums.above), scale))};
     }
     // A power of two may as well multiply the reciprocal of the step, where no number on the way is too small or too
     // large to be exact (what is below 2^-26 of the largest has code 0 whatever its last bits are).
     __device__ __forceinline__ Step inner_step(Step step, const Range& ends) {
       folds = (ends.below > ends.above ? ends.below : ends.above) - least < between;
-      if (folds) step.recip = fmul(step.recip, factor);
+      if (folds) step.recip = fmul(step.recip, scale);
       return step;
     }
     __device__ __forceinline__ void finish(Kept& kept) const {
-      if (!folds) scale(kept);
+      if (!folds) multiply(kept, [](float product) { return product; });
     }
-    __device__ __forceinline__ void scale(Kept& kept) const {
+    template <class Of>
+    __device__ __forceinline__ void multiply(Kept& kept, Of of) const {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i)
 #pragma unroll
-        for (int j = 0; j < kTurned; ++j) kept.value[i][j] = fmul(kept.value[i][j], factor);
+        for (int j = 0; j < kTurned; ++j) kept.value[i][j] = of(fmul(kept.value[i][j], scale));
     }
   };
 
@@ -122,22 +111,22 @@ struct HadamardInput {
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(HadamardInput<T>::kThreads, 1)
-    hadamard_rows_kernel(HadamardInput<T> in, RowSpan span, T* out, bool vector) {
+template <class T, class Input = HadamardInput<T, false>>
+__global__ void __launch_bounds__(Input::kThreads, 1)
+    hadamard_rows_kernel(Input in, RowSpan span, T* out, bool vector) {
   constexpr int kPer = kVector<T>;
   __shared__ RowShared shared;
   wait_for_predecessor();
   release_successor();
-  typename HadamardInput<T>::Kept kept;
-  const typename HadamardInput<T>::Row row(in, blockIdx.x, span, shared, kept);
+  typename Input::Kept kept;
+  const typename Input::Row row(in, blockIdx.x, span, shared, kept);
   // Back to where they were, so that neighbouring threads write neighbouring units.
   for (int index = 0; index < span.chunks; ++index) {
-    const Chunk chunk = span.chunk<HadamardInput<T>>(index);
+    const Chunk chunk = span.chunk<Input>(index);
     row.load(chunk, kept);
-    row.scale(kept);
+    row.multiply(kept, [](float product) { return fadd(product, 0.f); });  // zeros of either sign become +0
 #pragma unroll
-    for (int i = 0; i < HadamardInput<T>::kUnits; ++i)
+    for (int i = 0; i < Input::kUnits; ++i)
       if (i * chunk.step < chunk.left) row.row.put_back(chunk.first + i * chunk.step, kept.value[i]);
   }
   __syncthreads();
@@ -166,34 +155,41 @@ int shared_bytes_of(const char* name, int64_t columns, const Context& context) {
   return static_cast<int>(bytes);
 }
 
-template <class T>
-HadamardInput<T> input_of(const FloatMatrix& x, HadamardOrder order) {
+template <class T, bool OneChunk>
+HadamardInput<T, OneChunk> input_of(const FloatMatrix& x, const Hadamard& by) {
   const bool vector = is_aligned(x.data, x.rows > 1 ? x.ld * static_cast<int64_t>(sizeof(T)) : 0, 16);
-  const int straight = TurnedRow<T>::template straight_from<KeptTurned<T>::kUnits, KeptTurned<T>::kStep>(order.log2);
-  const bool is_power = order.base == 1 && order.log2 % 2 == 0;            // 1 / sqrt(n)
+  const uint32_t bits = bits_from_float(by.scale);
+  const bool is_power = (bits & 0x7fffff) == 0 && by.scale >= 0x1p-24f && by.scale <= 0x1p24f;
   constexpr uint32_t kLeast = (127 - 80) << 23, kMost = (127 + 80) << 23;  // 2^-80, 2^80
-  return {static_cast<const T*>(x.data), x.ld, vector, order.base, order.log2, hadamard_factor(order), straight, kLeast,
+  return {static_cast<const T*>(x.data), x.ld, vector, by.order.base, by.order.log2, by.scale, kLeast,
           is_power ? kMost - kLeast : 0};
 }
 
 }  // namespace
 
-void hadamard_quantize(const FloatMatrix& x, HadamardOrder order, const CodeRange& range, const QuantizeParams& params,
+void hadamard_quantize(const FloatMatrix& x, const Hadamard& by, const CodeRange& range, const QuantizeParams& params,
                        const QuantizeOut& out, const Context& context) {
   const int shared_bytes = shared_bytes_of("hadamard_quantize", x.cols, context);
   with_float_type(x.type, "hadamard_quantize", [&](auto element) {
     using T = decltype(element);
-    quantize_rows<T>("hadamard_quantize", input_of<T>(x, order), x.rows, x.cols, range, params, out, context,
-                     shared_bytes);
+    const auto launch = [&](auto one_chunk) {
+      quantize_rows<T>("hadamard_quantize", input_of<T, one_chunk>(x, by), x.rows, x.cols, range, params, out, context,
+                       shared_bytes);
+    };
+    using Input = HadamardInput<T, false>;
+    if (out.ldq <= Input::kThreads * Input::kUnits * Input::Kept::kWidth)
+      launch(std::true_type());
+    else
+      launch(std::false_type());
   });
 }
 
-void hadamard_transform(const FloatMatrix& x, HadamardOrder order, void* out, const Context& context) {
+void hadamard_transform(const FloatMatrix& x, const Hadamard& by, void* out, const Context& context) {
   const int shared_bytes = shared_bytes_of("hadamard_transform", x.cols, context);
   if (x.rows == 0) return;
   with_float_type(x.type, "hadamard_transform", [&](auto element) {
     using T = decltype(element);
-    using Input = HadamardInput<T>;
+    using Input = HadamardInput<T, false>;
     const auto block = row_block_of<Input>(x.rows, x.cols, x.cols);
     LaunchShape shape;
     shape.grid = grid_of("hadamard_transform", x.rows);
@@ -201,7 +197,7 @@ void hadamard_transform(const FloatMatrix& x, HadamardOrder order, void* out, co
     shape.shared_bytes = shared_bytes;
     shape.overlaps = true;
     const bool vector = is_aligned(out, x.rows > 1 ? x.cols * static_cast<int64_t>(sizeof(T)) : 0, 16);
-    launch<hadamard_rows_kernel<T>>("hadamard_transform", shape, context, input_of<T>(x, order), block.span,
+    launch<hadamard_rows_kernel<T>>("hadamard_transform", shape, context, input_of<T, false>(x, by), block.span,
                                     static_cast<T*>(out), vector);
   });
 }

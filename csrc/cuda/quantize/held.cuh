@@ -187,10 +187,10 @@ struct CodeWriter {
 
 // Threads of a block that owns a row: enough to hold it in `units` units each; more where rows are few, so that these
 // few fill the device (1 << 17 threads are half of what an H200 runs at once), and no more than the row has units.
-inline int row_threads(int64_t rows, int64_t room, int width, int units, int most) {
+inline int row_threads(int64_t rows, int64_t room, int width, int units, int most, int64_t at_once = 1 << 17) {
   const auto warps = [](int64_t threads) { return (threads + 31) / 32 * 32; };
   const int64_t all = (room + width - 1) / width, least = warps((all + units - 1) / units);
-  int64_t threads = warps((int64_t{1} << 17) / (rows < 1 ? 1 : rows));
+  int64_t threads = warps(at_once / (rows < 1 ? 1 : rows));
   threads = threads > warps(all) ? warps(all) : threads;
   threads = threads < least ? least : threads;
   return static_cast<int>(threads < 32 ? 32 : threads > most ? most : threads);

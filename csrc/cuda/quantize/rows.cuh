@@ -7,8 +7,9 @@
 //     using Kept = ...;               // what a thread keeps: KeptUnits or KeptFloats
 //     static constexpr int kStep;     // between the units of a thread, where all launches have the same; else 0
 //     static constexpr bool kOneChunk = true;  // where no row is walked in several; may be left out
-//     static constexpr bool kByWarp = true;    // where a thread's units are those of its warp: kStep = 32 * kWidth;
-//     likewise struct Row {
+//     static constexpr bool kByWarp = true;    // where kStep / kWidth neighbouring threads own kStep columns and those
+//                                              // that follow at kStep, so that units meet in powers of two; likewise
+//     struct Row {
 //       // May read the whole row; every thread calls it. What it leaves in Kept is what `load` finds there.
 //       Row(const Input&, int64_t row, const RowSpan&, RowShared&, Kept&);
 //       void load(const Chunk&, Kept&);
@@ -43,15 +44,16 @@ inline constexpr bool kByWarp<Input, decltype(void(Input::kByWarp))> = Input::kB
 
 struct RowSpan {
   int cols, room;     // columns of the matrix and of the output
-  int step, columns;  // between the units of a thread, or (kByWarp) what a warp owns of a chunk; of a chunk
+  int step, columns;  // between the units of a thread, or (kByWarp) what its group owns of a chunk; of a chunk
   int chunks;
   template <class Input>
   __device__ __forceinline__ Chunk chunk(int index) const {
     constexpr int kWidth = Input::Kept::kWidth;
     if constexpr (kByWarp<Input>) {
-      const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-      const int first = index * columns + warp * step + lane * kWidth;
-      const int most = step - Input::kStep + kWidth;  // a warp may own fewer units than its threads have room for
+      constexpr int kLanes = Input::kStep / kWidth;
+      const int group = static_cast<int>(threadIdx.x / kLanes), lane = static_cast<int>(threadIdx.x % kLanes);
+      const int first = index * columns + group * step + lane * kWidth;
+      const int most = step - Input::kStep + kWidth;  // threads may own fewer units than they have room for
       return {first, Input::kStep, min(cols - first, most), min(room - first, most), cols % kWidth == 0, room > cols};
     }
     const int first = index * columns + static_cast<int>(threadIdx.x) * kWidth;
@@ -176,18 +178,21 @@ inline RowBlock row_block(int threads, int64_t cols, int64_t room, int width, in
   return {threads, {static_cast<int>(cols), static_cast<int>(room), threads * width, columns, chunks < 1 ? 1 : chunks}};
 }
 
-inline RowBlock row_block(int64_t rows, int64_t cols, int64_t room, int width, int units, int most) {
-  return row_block(row_threads(rows, room, width, units, most), cols, room, width, units);
+inline RowBlock row_block(int64_t rows, int64_t cols, int64_t room, int width, int units, int most,
+                          int64_t at_once = 1 << 17) {
+  return row_block(row_threads(rows, room, width, units, most, at_once), cols, room, width, units);
 }
 
 // Of the rows of an Input.
 template <class Input>
 RowBlock row_block_of(int64_t rows, int64_t cols, int64_t room) {
   using Kept = typename Input::Kept;
-  RowBlock block = row_block(rows, cols, room, Kept::kWidth, Kept::kUnits, Input::kThreads);
+  constexpr int64_t kAtOnce = kByWarp<Input> ? 1 << 16 : 1 << 17;  // of 64 floats each, registers hold half as many
+  RowBlock block = row_block(rows, cols, room, Kept::kWidth, Kept::kUnits, Input::kThreads, kAtOnce);
   if constexpr (kByWarp<Input>) {
     const int all = block.threads * Kept::kWidth, units = static_cast<int>((room + all - 1) / all);
-    const int owned = units < 1 ? 1 : units > Kept::kUnits ? Kept::kUnits : units;
+    int owned = 1;
+    while (owned < Kept::kUnits && owned < units) owned *= 2;
     block.span.step = owned * Input::kStep;
     block.span.columns = owned * all;
   }

@@ -67,7 +67,7 @@ def _is_around(name: str, module: nn.Module) -> bool:
 def _around(module: Any, memo: dict[int, Any]) -> nn.Module:
     """The form of a module around a layer, which asks what the layer is before it calls it."""
     if isinstance(module, HadamardLinear):
-        return forms.TurnedLinear(module.block, copy.deepcopy(module.linear, memo))
+        return forms.TurnedLinear(module.block, module.scale, copy.deepcopy(module.linear, memo))
     layer, residual = (copy.deepcopy(part, memo) for part in (module.layer, module.residual))
     return forms.ResidualAdd(layer, residual, module.activation)
 

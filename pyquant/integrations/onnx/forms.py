@@ -264,14 +264,14 @@ class FloatLinear(Form):
 class TurnedLinear(nn.Module):
     """HadamardLinear: the transform in torch's own sums, whose order is that of the kernels; then the layer inside."""
 
-    def __init__(self, block: int, linear: nn.Module) -> None:
+    def __init__(self, block: int, scale: float | None, linear: nn.Module) -> None:
         super().__init__()
-        self.block, self.linear = block, linear
+        self.block, self.scale, self.linear = block, scale, linear
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         # a layer that quantises each token does so before its numbers are rounded to the type of x
         wide = x.to(torch.float32) if isinstance(self.linear, IntegerLinear) and self.linear.inputs.dynamic else x
-        turned = hadamard_transform(wide, self.block)
+        turned = hadamard_transform(wide, self.block, self.scale)
         y: Tensor = self.linear(turned) if residual is None else self.linear(turned, residual)
         return y.to(x.dtype)
 

@@ -216,11 +216,13 @@ def _part(matrix: Matrix, give: Callable[[], LayerRecord]) -> LayerRecord:
     return matrix.of(give())
 
 
-def _transforming(model: nn.Module) -> tuple[list[str], dict[str, int]]:
-    """Layers that do something to their inputs first: those that reorder them, and {name: block} of HadamardLinears."""
+def _transforming(model: nn.Module) -> tuple[list[str], dict[str, Any]]:
+    """Layers that do something to their inputs first: those that reorder them, and {name: block} or {name: [block,
+    scale]} of HadamardLinears."""
     modules = modules_by_name(model)
     reordered = [name for name, module in modules.items() if isinstance(module, Reordered)]
-    return reordered, {name: m.block for name, m in modules.items() if isinstance(m, HadamardLinear)}
+    turned = {name: m for name, m in modules.items() if isinstance(m, HadamardLinear)}
+    return reordered, {name: m.block if m.scale is None else [m.block, m.scale] for name, m in turned.items()}
 
 
 def _strange(model: nn.Module, kinds: Mapping[str, str], theirs: bool) -> dict[str, str]:

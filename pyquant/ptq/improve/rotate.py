@@ -14,10 +14,10 @@ from pyquant.core import arguments
 from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError
 from pyquant.nn.flow import call
-from pyquant.nn.hadamard_linear import HadamardLinear
+from pyquant.nn.hadamard_linear import HadamardLinear, turned_weight
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.swap import Undo, put, undone_on_error
-from pyquant.numerics.hadamard import hadamard_transform, largest_block
+from pyquant.numerics.hadamard import largest_block, power_scale
 from pyquant.ptq.improve.orthogonal import Rotation
 from pyquant.ptq.improve.replay import check_unmoved
 from pyquant.ptq.improve.rotate_rules import RotationSpec, filled, matching, specs_of
@@ -216,8 +216,9 @@ class Turning:
                 if type(linear) is not nn.Linear or block == 1:
                     got = f"'{name}', a {type(linear).__name__} of {linear.in_features} inputs"
                     raise ArgumentError("online", got, "nn.Linears of an even number of inputs")
-                self._later(linear.weight, partial(hadamard_transform, block=block))
-                wrapped = HadamardLinear(linear, block).train(linear.training)
+                scale = power_scale(block)
+                self._later(linear.weight, partial(turned_weight, block=block, scale=scale))
+                wrapped = HadamardLinear(linear, block, scale).train(linear.training)
                 for parent in self.modules.values():
                     for child in [child for child, module in parent._modules.items() if module is linear]:
                         put(parent._modules, child, wrapped, self.undo)
