@@ -432,9 +432,37 @@ def test_blocks_of_every_order(native: Any, plain_device: Memory, block: int, dt
         accept.t1(got, want, what=what, waiver=WAIVER)
         symmetric = draw.chance(0.5)
         target = Target.draw(draw, plain_device, rows, cols, 1, symmetric)
-        native.hadamard_quantize(matrix, block, target.fields)
-        target.compare(*numerics.hadamard_quantize(x, block, *target.limits()), what)
+        scale = draw.choice((None, 0.75, numerics.hadamard.power_scale(block), 2.0**40, 2.0**-100))
+        native.hadamard_quantize(matrix, block, target.fields, scale)
+        target.compare(*numerics.hadamard_quantize(x, block, *target.limits(), scale), f"{what} scale {scale}")
         plain_device.free()
+
+
+# columns and block: rows end within a group of threads, within a unit, and with whole ones
+MANY = [(2048, 1), (1100, 4), (1840, 16), (2016, 32), (1984, 64), (1920, 128), (1280, 256), (1792, 256), (1536, 512)]
+MANY += [(2048, 1024), (2048, 2048), (4096, 4096), (24576, 8192), (16384, 16384), (1500, 12), (1344, 28 << 4)]
+MANY += [(1920, 20 << 5), (1792, 28 << 6), (1536, 12 << 7), (6144, 12 << 8), (5120, 20 << 8), (14336, 28 << 9)]
+MANY += [(12288, 12 << 10), (24576, 12 << 11)]
+
+
+@pytest.mark.parametrize(("cols", "block"), MANY)
+def test_many_rows_whose_threads_have_all_their_units(native: Any, plain_device: Memory, cols: int, block: int) -> None:
+    """Few rows have more threads, with fewer units each, which do the steps of 256 and 128 elsewhere."""
+    draw = Draw(BASE_SEED, "many rows", cols, block)
+    dtype, rows = draw.choice(tuple(FLOATS)), (1 << 22) // cols + 3
+    x = _values(draw, rows, cols, FLOATS[dtype])
+    data, ld = _put(draw, plain_device, x)
+    matrix = {"data": data, "type": dtype, "rows": rows, "cols": cols, "ld": ld}
+    what = f"{dtype} {rows}x{cols} ld {ld} in blocks of {block}"
+    out = plain_device.put(torch.full((rows, cols), 7.0, dtype=x.dtype))
+    native.hadamard_transform(matrix, block, out)
+    got = plain_device.get(out, rows * cols * x.element_size()).view(x.dtype).reshape(rows, cols)
+    accept.t1(got, numerics.hadamard_transform(x, block), what=what, waiver=WAIVER)
+    for scale in (None, numerics.hadamard.power_scale(block)):
+        target = Target.draw(draw, plain_device, rows, cols, 1, draw.chance(0.5))
+        native.hadamard_quantize(matrix, block, target.fields, scale)
+        target.compare(*numerics.hadamard_quantize(x, block, *target.limits(), scale), f"{what} scale {scale}")
+    plain_device.free()
 
 
 def test_a_row_that_shared_memory_cannot_hold_is_refused(native: Any, plain_device: Memory) -> None:
