@@ -69,18 +69,18 @@ struct HadamardRows {
       case 28: base_sums<28>(x, run); break;
       default: break;
     }
-    const int bits = order.log2;
-    steps(x, block, bits, 9);
-    steps(x, block, bits < 7 ? bits : 7, 4);
-    if (W == 16 && bits > 7) {  // what follows are vectors that lie 128 apart, and then their lanes
-      if (bits == 8)
+    const int log2 = order.log2;
+    steps(x, block, log2, 9);
+    steps(x, block, log2 < 7 ? log2 : 7, 4);
+    if (W == 16 && log2 > 7) {  // what follows are vectors that lie 128 apart, and then their lanes
+      if (log2 == 8)
         last<1>(x, block, scale);
       else
         last<2>(x, block, scale);
       return;
     }
-    steps(x, block, bits < 9 ? bits : 9, 7);
-    steps(x, block, bits < 4 ? bits : 4, kLaneSteps);
+    steps(x, block, log2 < 9 ? log2 : 9, 7);
+    steps(x, block, log2 < 4 ? log2 : 4, kLaneSteps);
     last<0>(x, block, scale);
   }
 

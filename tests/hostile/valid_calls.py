@@ -154,7 +154,7 @@ RECIPE = pyquant.Recipe.loads("calib_params: {num_calib_batches: 1}")
 CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "ExpertsRule": lambda _: _public("ExpertsRule"),
     "FqnConfig": lambda _: {"entries": {"a": SCHEME}},
-    "HadamardLinear": lambda _: {"linear": nn.Linear(8, 4), "block": 4},
+    "HadamardLinear": lambda _: _public("HadamardLinear", linear=nn.Linear(8, 4), block=4),
     "LearnedPrecision": lambda _: _public("LearnedPrecision", model=net(), target=0.5, steps=10),
     "PackedQTensor": lambda _: _public("PackedQTensor", data=torch.zeros(2, 2, dtype=torch.uint8), scale=torch.ones(1)),
     "QATMonitor": lambda folder: _public("QATMonitor", model=simulated(), path=folder / "monitor.csv"),
