@@ -144,7 +144,7 @@ class Patches:
     def image(self, matrix: Tensor) -> Tensor:
         """The inverse of matrix: [N, K] -> [N, C / groups, kernel height, kernel width]."""
         channels = matrix.shape[1] // self.pixels
-        return matrix.reshape(matrix.shape[0], *self.kernel_size, channels).permute(0, 3, 1, 2).contiguous()
+        return channels_first(matrix.reshape(matrix.shape[0], *self.kernel_size, channels).permute(0, 3, 1, 2))
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The float convolution of this geometry: x [B, C, H, W], weight [N, C / groups, kernel height, width]."""
@@ -176,6 +176,15 @@ def _numbers(name: str, value: object, count: int, least: int) -> tuple[int, ...
     if len(values) != count or any(isinstance(v, bool) or not isinstance(v, int) or v < least for v in values):
         raise ArgumentError(name, repr(value)[:80], f"a whole number >= {least}, or {count} of them")
     return values
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """An image [B, C, H, W] stored as its shape says, with the strides that torch gives to a new one.
+
+    contiguous() leaves the strides of sizes of 1 as they are. Those of [B, H, W, C] with one channel or one pixel
+    read as channels_last to torch's convolutions: their results would lie so, and a view of them fail.
+    """
+    return x.contiguous().reshape(-1).view(x.shape)
 
 
 def is_channels_last(x: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe, dtype_name
-from pyquant.core.patches import Pair, Patches, is_channels_last
+from pyquant.core.patches import Pair, Patches, channels_first, is_channels_last
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
@@ -273,7 +273,7 @@ class QConv2d(LinearCall):
 
     def _as_image(self, y: Tensor, like: Tensor, size: tuple[int, int, int]) -> Tensor:
         y = y.reshape(*size, self.out_channels).permute(0, 3, 1, 2)
-        return y if is_channels_last(like) else y.contiguous()
+        return y if is_channels_last(like) else channels_first(y)
 
     def _check_image(self, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
         is_image = x.dim() in (3, 4) and x.shape[-3] == self.in_channels

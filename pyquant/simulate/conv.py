@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pyquant.core.patches import Patches
+from pyquant.core.patches import Patches, is_channels_last
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.patches import unsupported
 from pyquant.nn.qconv import QConv2d
 from pyquant.simulate import torch_operators
+from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.layer import SimulatedLayer
 
 if TYPE_CHECKING:
@@ -65,14 +66,8 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """input float [B, in_channels, H, W] (or without B) -> float [B, out_channels, H', W']."""
-        fake, x = self.input_fake_quant, input
-        if fake is not None and fake.scheme.dynamic:
-            rows = x.shape[0] if x.dim() == 4 else 1
-            x = fake(x.reshape(rows, x.shape[-3:].numel())).reshape(x.shape)
-        elif fake is not None:
-            x = fake(x)
-        y = self._conv_forward(x, self._rounded_weight(), self.bias)
-        return y if self.output_fake_quant is None else self.output_fake_quant(y)
+        x = _rounded(self.input_fake_quant, input)
+        return _rounded(self.output_fake_quant, self._conv_forward(x, self._rounded_weight(), self.bias))
 
     def _rounded_weight(self) -> Tensor:
         """The weights [N, C, kh, kw] as their codes mean them, which are codes of the matrix [N, K]."""
@@ -95,3 +90,17 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
         conv.__dict__.update((name, getattr(self, name)) for name in _SHAPE)
         conv.weight, conv.bias = self.weight, self.bias
         return conv.train(self.training)
+
+
+def _rounded(fake: FakeQuantize | None, x: Tensor) -> Tensor:
+    """Images as their codes mean them, stored as they were: a range knows no order."""
+    if fake is None:
+        return x
+    last = is_channels_last(x)
+    lying = x.permute(0, 2, 3, 1) if last else x
+    if fake.scheme.dynamic:
+        rows = x.shape[0] if x.dim() == 4 else 1
+        rounded = fake(lying.reshape(rows, x.shape[-3:].numel())).reshape(lying.shape)
+    else:
+        rounded = fake(lying)
+    return rounded.permute(0, 3, 1, 2) if last else rounded
