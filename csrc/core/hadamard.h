@@ -86,5 +86,23 @@ PYQ_HD constexpr HadamardFour hadamard_four(int base, int row, int column, bool 
   }
   return {s[0] != 0, 4 * (s[0] ^ s[1]) + 2 * (s[2] ^ s[3]) + (s[0] ^ s[2])};
 }
+// Those of all columns, four bits each: constants in an unrolled loop, of one call a group of rows.
+template <int Base>
+struct HadamardFours {
+  uint64_t bits[2];
+  constexpr HadamardFour operator[](int column) const {
+    const int four = static_cast<int>(bits[column / 16] >> (4 * (column % 16)) & 15);
+    return {four >= 8, four & 7};
+  }
+};
+template <int Base>
+constexpr HadamardFours<Base> hadamard_fours(int row) {
+  HadamardFours<Base> all = {};
+  for (int column = 0; column < Base; ++column) {
+    const HadamardFour four = hadamard_four(Base, row, column, true);
+    all.bits[column / 16] |= static_cast<uint64_t>(four.negative ? 8 + four.sum : four.sum) << (4 * (column % 16));
+  }
+  return all;
+}
 
 }  // namespace pyquant

@@ -256,10 +256,9 @@ class TurnedRow {
   // Signs and the sums of the base matrix, from memory, of neighbours in each of the Base runs of a block.
   template <int Base, int Width>
   __device__ __forceinline__ void take_base(const T* from, bool vector) {
-    if constexpr (Width > 1) {
-      if (1 << log2_ < Width) return take_base<Base, Width / 2>(from, vector);
-    }
-    if (log2_ >= 7)
+    if (1 << log2_ < Width)
+      take_base_of<Base, 1, false>(from, vector);
+    else if (log2_ >= 7)
       take_base_of<Base, Width, true>(from, vector);
     else
       take_base_of<Base, Width, false>(from, vector);
@@ -305,18 +304,20 @@ class TurnedRow {
             sums[2 * pair + 1][c] = fsub(left[pair / 2], right[pair % 2]);
           }
         }
-        each_constant<Base>([&](auto column) {
-          constexpr HadamardFour kFour = hadamard_four(Base, 4 * group, column, true);
+        constexpr HadamardFours<Base> kFours = hadamard_fours<Base>(4 * group);
+#pragma unroll
+        for (int column = 0; column < Base; ++column) {
+          const HadamardFour four = kFours[column];
 #pragma unroll
           for (int c = 0; c < Width; ++c) {
-            const float term = sums[kFour.sum][c];
+            const float term = sums[four.sum][c];
             float& to = total[column][c];
-            if constexpr (group == 0)
-              to = kFour.negative ? -term : term;
+            if (group == 0)
+              to = four.negative ? -term : term;
             else
-              to = kFour.negative ? fsub(to, term) : fadd(to, term);
+              to = four.negative ? fsub(to, term) : fadd(to, term);
           }
-        });
+        }
       });
       const uint32_t begin = address(first);
       each_constant<Base>([&](auto column) {
