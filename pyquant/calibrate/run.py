@@ -165,7 +165,9 @@ def silent_in(collected: Collected) -> list[str]:
 def refuse_silent(silent: Sequence[str], total: int) -> None:
     """Raise CalibrationError where there are any."""
     if silent:
-        raise CalibrationError(f"{len(silent)} of {total} layers saw no data: {', '.join(silent)}")
+        ways = "leave them out (filter_fn, None in the config), give them a dynamic scheme, or data that reaches them"
+        what = f"{len(silent)} of {total} layers saw no data: {', '.join(silent)}"
+        raise CalibrationError(f"{what}. The model never called them in eval mode on these batches: {ways}")
 
 
 def warn_of_own_data(what: str) -> None:
@@ -260,8 +262,8 @@ def inputs_of(model: nn.Module, batch_to_inputs: Callable[[Any], Any] | None) ->
             return (), {k: _moved(v, device) for k, v in keywords.items()}
         if not args:
             if not isinstance(batch, Tensor):
-                allowed = "a tensor, tuple, list or mapping; give batch_to_inputs for anything else"
-                raise ArgumentError("data", f"a batch of type {type(batch).__name__}", allowed)
+                allowed = "a tensor or mapping, alone or first in a tuple or list; batch_to_inputs for anything else"
+                raise ArgumentError("data", f"a batch whose input is a {type(batch).__name__}", allowed)
             args = (batch,)
         return tuple(_moved(a, device) for a in args), {}
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
 from pyquant.core import arguments
+from pyquant.core.image_layout import laid_out
 from pyquant.errors import ArgumentError
 
 Pair = tuple[int, int]
@@ -141,10 +141,10 @@ class Patches:
         """Weights [N, C / groups, kernel height, kernel width] as the matrix [N, K] that multiplies the rows."""
         return weight.permute(0, 2, 3, 1).reshape(weight.shape[0], weight.shape[1] * self.pixels)
 
-    def image(self, matrix: Tensor) -> Tensor:
-        """The inverse of matrix: [N, K] -> [N, C / groups, kernel height, kernel width]."""
+    def image(self, matrix: Tensor, last: bool = False) -> Tensor:
+        """The inverse of matrix: [N, K] -> [N, C / groups, kernel height, kernel width]; last: in channels_last."""
         channels = matrix.shape[1] // self.pixels
-        return channels_first(matrix.reshape(matrix.shape[0], *self.kernel_size, channels).permute(0, 3, 1, 2))
+        return laid_out(matrix.reshape(matrix.shape[0], *self.kernel_size, channels).permute(0, 3, 1, 2), last)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The float convolution of this geometry: x [B, C, H, W], weight [N, C / groups, kernel height, width]."""
@@ -176,22 +176,3 @@ def _numbers(name: str, value: object, count: int, least: int) -> tuple[int, ...
     if len(values) != count or any(isinstance(v, bool) or not isinstance(v, int) or v < least for v in values):
         raise ArgumentError(name, repr(value)[:80], f"a whole number >= {least}, or {count} of them")
     return values
-
-
-def channels_first(x: Tensor) -> Tensor:
-    """An image [B, C, H, W] stored as its shape says, with the strides that torch gives to a new one.
-
-    contiguous() leaves the strides of sizes of 1 as they are. Those of [B, H, W, C] with one channel or one pixel
-    read as channels_last to torch's convolutions: their results would lie so, and a view of them fail.
-    """
-    return x.contiguous().reshape(-1).view(x.shape)
-
-
-def is_channels_last(x: Tensor) -> bool:
-    """Whether an image [B, C, H, W] is stored as [B, H, W, C] and not also as [B, C, H, W].
-
-    False inside of torch.func, where the strides are unknown; the answer affects speed alone.
-    """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

@@ -119,7 +119,7 @@ def fates_in(
     meant = [site.module for site, what in zip(sites, said, strict=True) if what.layer is not None]
     refusals.check_not_simulating(model, meant)
     refusals.check_no_foreign_codes(model, meant)
-    fates = [fate_of(site, what, on_indivisible, "is_final", kept) for site, what in zip(sites, said, strict=True)]
+    fates = [fate_of(site, what, on_indivisible, kept) for site, what in zip(sites, said, strict=True)]
     return rules, fates
 
 

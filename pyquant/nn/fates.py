@@ -64,19 +64,22 @@ class Fate:
         return replace(self, layer=None, note=why)
 
 
-def fate_of(site: Site, said: Said, on_indivisible: str, tolerated: str, kept: Mapping[int, Kept]) -> Fate:
-    """The fate of a layer, which may be left, with a reason, unless it is named exactly.
+def fate_of(site: Site, said: Said, on_indivisible: str, kept: Mapping[int, Kept]) -> Fate:
+    """The fate of a layer, which an obstacle leaves in floating point, with its reason.
 
-    tolerated  'is_usual' or 'is_final': the obstacles that leave it. ArgumentError at others, and at any where the
-               layer is named exactly.     kept   kept_layers().
+    kept   kept_layers(). Raises ArgumentError where the layer is named exactly, where the obstacle can be taken away,
+           and for a layer that can be rewritten.
     """
     fate = Fate(site, said.layer, said.why, said.layer is None, "name" in said.kinds)
     if said.layer is None:
         return fate
     obstacle = obstacles.why_not(site.module, site.parents)
+    if obstacle is None and said.layer.scheme.is_integer:
+        obstacle = obstacles.read_by(site.module, site.parents)
     if obstacle is not None:
-        if fate.is_named or not getattr(obstacle, tolerated):
-            way = "rewrite it with pyquant.expose_linears_, or " if has_form(site.module) else ""
+        is_rewritable = has_form(site.module)
+        if fate.is_named or not obstacle.is_final or is_rewritable:
+            way = "rewrite it with pyquant.expose_linears_, or " if is_rewritable else ""
             raise ArgumentError("model", f"layer '{site.names[0]}' {obstacle.reason}", way + obstacle.remedy)
         return fate.staying(obstacle.reason)
     left = kept.get(id(site.module if site.owner is None else site.owner.module))

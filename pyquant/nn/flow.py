@@ -95,11 +95,11 @@ class Calls:
     def watched(self) -> Iterator[None]:
         """Hooks on every module."""
         handles: list[Any] = []
-        for module in self.model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
-                handles.append(module.register_forward_hook(self._leave, always_call=True))
         try:
+            for module in self.model.modules():
+                if not isinstance(module, torch.jit.ScriptModule):
+                    handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                    handles.append(module.register_forward_hook(self._leave, always_call=True))
             yield
         finally:
             for handle in handles:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -37,8 +40,7 @@ class Obstacle:
 
     reason: str  # what it is
     remedy: str  # what to do
-    is_usual: bool = False  # stock models have it, so a config that does not name the layer passes over it
-    is_final: bool = True  # nothing that is done to the model later takes it away: quantize_ leaves the layer, says so
+    is_final: bool = True  # nothing that is done to the model later takes it away: the layer is left, and named
 
 
 # Where other libraries keep a layer's codes beside, or instead of, its weight.
@@ -60,7 +62,7 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     exclude = "leave it out with filter_fn or None in the config"
     if any(isinstance(parent, nn.MultiheadAttention) for parent in parents):
         what = "belongs to nn.MultiheadAttention, which reads its weight and never calls it"
-        return Obstacle(what, f"rewrite the module with pyquant.expose_linears_, or {exclude}", is_usual=True)
+        return Obstacle(what, f"rewrite the module with pyquant.expose_linears_, or {exclude}")
     if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return Obstacle("is lazy and has no weights yet", "run one forward pass first", is_final=False)
     if holds_foreign_codes(module):
@@ -84,10 +86,36 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
         return Obstacle(f"has a weight of {kind}", f"a dense float32, float16 or bfloat16 weight, or {exclude}")
     if isinstance(module, nn.Conv2d):
         why = unsupported(module)
-        return None if why is None else Obstacle(f"has {why}", exclude, is_usual=True)
+        return None if why is None else Obstacle(f"has {why}", exclude)
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return Obstacle(f"has max_norm={module.max_norm}, which changes the weights in place", exclude)
     return None
+
+
+def read_by(module: nn.Module, parents: Iterable[nn.Module]) -> Obstacle | None:
+    """A parent whose forward multiplies by the layer's weight itself and never calls the layer, as its source shows
+    (torchvision's ShiftedWindowAttention); or None. Such a product is one of floats: no integers, no static range, and
+    nothing that training could simulate."""
+    for parent in parents:
+        for name, child in parent._modules.items():
+            if child is module and _reads_weight(type(parent), name):  # type: ignore[arg-type]  # a class has a hash
+                what = f"belongs to {type(parent).__name__}, whose forward reads its weight and never calls it"
+                return Obstacle(what, "leave it out with filter_fn or None in the config, or give it a 16-bit scheme")
+    return None
+
+
+@cache
+def _reads_weight(kind: type[nn.Module], name: str) -> bool:
+    """Whether forward takes the weight of self.<name>, and no method of the class does anything else with that layer
+    than to make it and to take its weight and bias."""
+    try:
+        forward = inspect.getsource(kind.forward)
+        whole = "".join(inspect.getsource(base) for base in kind.__mro__ if base not in (nn.Module, object))
+    except (OSError, TypeError):  # compiled, or typed into a terminal
+        return False
+    layer = rf"\bself\.{re.escape(name)}\b"
+    others = re.search(rf"{layer}(?!\.(weight|bias)\b|\s*(:.*)?=(?!=))", whole)
+    return others is None and re.search(rf"{layer}\.weight\b(?!\s*\.)", forward) is not None
 
 
 def computed_by_hook(module: nn.Module) -> Obstacle | None:

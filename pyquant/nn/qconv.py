@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe, dtype_name
-from pyquant.core.patches import Pair, Patches, channels_first, is_channels_last
+from pyquant.core.image_layout import laid_out, lies_last
+from pyquant.core.patches import Pair, Patches
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
@@ -50,6 +51,7 @@ class QConv2d(LinearCall):
     out_channels: int
     patches: Patches
 
+    _weight_lies_last = False  # the float layer's did: torch then gives channels_last results, whatever the image
     _packs_results = False  # neighbours in memory are pixels or channels, as the layout says
 
     def __init__(
@@ -111,7 +113,7 @@ class QConv2d(LinearCall):
         if why_not is not None:
             raise ArgumentError("conv", why_not, "padding_mode 'zeros'")
         layout = Patches.of(conv)
-        return cls._from_matrix(
+        layer = cls._from_matrix(
             layout.matrix(conv.weight.detach()),
             conv,
             scheme,
@@ -123,6 +125,8 @@ class QConv2d(LinearCall):
             activation=activation,
             clamp=clamp,
         )
+        layer._weight_lies_last = lies_last(conv.weight)
+        return layer
 
     def _lay_out(self, codes: Tensor, patches: Patches | None = None) -> None:  # type: ignore[override]
         if not isinstance(patches, Patches):
@@ -152,7 +156,10 @@ class QConv2d(LinearCall):
             bias=self.bias_ is not None,
             device="meta",
         )
-        return self._filled(conv, weights.float_type(dtype, self.dtype))
+        filled = self._filled(conv, weights.float_type(dtype, self.dtype))
+        if self._weight_lies_last:
+            filled.weight.data = laid_out(filled.weight.data, True)
+        return filled
 
     # ---- running
 
@@ -170,7 +177,8 @@ class QConv2d(LinearCall):
         residual  float [B, out_channels, H', W'], added after the activation; or None.
         input     x by the name that it has in torch's layer.
         ->        [B, out_channels, H', W'] in x's type (`dtype` for codes), or a QTensor where the scheme has outputs;
-                  channels_last where x is, which spares two transpositions.
+                  channels_last where x is, which spares two transpositions, or where the float layer's weights were
+                  when it was quantised, as torch has it.
         Gradients flow to float x and residual as in QLinear. Raises ArgumentError, UnsupportedError.
         """
         x = arguments.x_or_input(x, input)
@@ -189,6 +197,9 @@ class QConv2d(LinearCall):
             self._check_image(data, FLOATS)
         is_batch = data.dim() == 4
         images = data if is_batch else data.unsqueeze(0)
+        last = self._weight_lies_last or lies_last(images)
+        if last:
+            images = images.contiguous(memory_format=torch.channels_last)
         size = (images.shape[0], *self.patches.out_size(images.shape[2], images.shape[3]))
         self._check_residual(residual, size, is_batch)
         if residual is not None and not is_batch:
@@ -198,7 +209,8 @@ class QConv2d(LinearCall):
         elif self.patches.groups > 1 or (needs_derivative(images, residual) and straight_through.is_transformed()):
             y = straight_through.smooth(self, images, residual)  # torch's own convolution, of images
         else:
-            y = self._as_image(self._forward_float(*self._rows(images, None, residual, size)), images, size)
+            y = self._as_image(self._forward_float(*self._rows(images, None, residual, size)), size)
+        y = laid_out(y, last)
         return y if is_batch else y.squeeze(0)
 
     def _integer(
@@ -224,7 +236,7 @@ class QConv2d(LinearCall):
             return cast(Tensor, _qconv2d(codes, *fixed, dtype, _each(x.scale, size[0]), _each(zero_point, size[0])))
         rows, added = self._rows(codes, zero_point, residual, size)
         scales, zeros = (_each(v, size[0]).repeat_interleave(size[1] * size[2]) for v in (x.scale, zero_point))
-        return self._as_image(self._product(rows, scales, zeros, added, self.dtype, storage), images, size)
+        return self._as_image(self._product(rows, scales, zeros, added, self.dtype, storage), size)
 
     # nn.Conv2d's own names, which models read: those that pad images themselves (MobileNet), for one
     @property
@@ -271,9 +283,8 @@ class QConv2d(LinearCall):
             return rows, None
         return rows, residual.permute(0, 2, 3, 1).reshape(size[0] * size[1] * size[2], self.out_channels)
 
-    def _as_image(self, y: Tensor, like: Tensor, size: tuple[int, int, int]) -> Tensor:
-        y = y.reshape(*size, self.out_channels).permute(0, 3, 1, 2)
-        return y if is_channels_last(like) else channels_first(y)
+    def _as_image(self, y: Tensor, size: tuple[int, int, int]) -> Tensor:
+        return y.reshape(*size, self.out_channels).permute(0, 3, 1, 2)
 
     def _check_image(self, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
         is_image = x.dim() in (3, 4) and x.shape[-3] == self.in_channels

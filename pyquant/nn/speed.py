@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Final
@@ -77,7 +77,12 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
     """
     arguments.module("model", model)
     arguments.number("seconds", seconds, 0, above=True)
-    given = _inputs_of(model, example_inputs)
+    return _compared(model, example_inputs, seconds)[0]
+
+
+def _compared(model: nn.Module, example_inputs: object, seconds: float) -> tuple[list[LayerSpeed], set[str]]:
+    """The records of compare_speed, and the names of all layers that were called."""
+    given, reached = _inputs_of(model, example_inputs)
     groups: dict[Any, list[str]] = {}
     for name, (layer, x) in given.items():
         key = (type(layer), str(layer), x.shape, x.stride(), x.dtype, x.device)
@@ -87,7 +92,21 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
         layer, x = given[names[0]]
         quantised, real = best_of(layer, _twin(layer, x.dtype).to(x.device), x, seconds / len(groups))
         speeds += [LayerSpeed(name, tuple(x.shape), quantised * 1e6, real * 1e6) for name in names]
-    return sorted(speeds, key=lambda one: one.ratio)
+    return sorted(speeds, key=lambda one: one.ratio), reached
+
+
+def unreached(model: nn.Module, reached: Collection[str]) -> list[str]:
+    """Names of the quantised layers that are not among those that were called; experts belong to their bank's call."""
+    banks = in_banks(model)
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, (QLinear, QConv2d))]
+    return [name for name, layer in layers if id(layer) not in banks and name not in reached]
+
+
+# What it means that a layer was not called.
+UNREACHED: Final = (
+    "these inputs do not reach them, or another module multiplies by their weights itself, in floating point "
+    "(pyquant.trace_floats tells)"
+)
 
 
 def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpeed]:
@@ -204,7 +223,10 @@ def warn_of_speed(model: nn.Module, check_speed: object, stacklevel: int = 4) ->
         looks += sorted({f"at every number of rows, {source}" for _, source in planned})
         how = f"{', '.join(looks)}; check_speed=batch times the model's own shapes, False none"
     else:
-        speeds = compare_speed(model, check_speed)
+        speeds, reached = _compared(model, check_speed, 2.0)
+        if quiet := unreached(model, reached):
+            text = f"quantize_: {len(quiet)} quantised layers were not called: {listed(quiet, _SHOWN)}: {UNREACHED}"
+            warnings.warn(text, QuantizationWarning, stacklevel=stacklevel)
         slow = [one for one in speeds if one.ratio < 1]
         whole = sum(s.float_us for s in speeds) / (sum(s.quantised_us for s in speeds) or 1)
         count, how = f"{len(slow)} of {len(speeds)} layers", f"all layers together: {whole:.2f}x"
@@ -221,18 +243,21 @@ def warn_of_speed(model: nn.Module, check_speed: object, stacklevel: int = 4) ->
     warnings.warn(text, QuantizationWarning, stacklevel=stacklevel)
 
 
-def _inputs_of(model: nn.Module, example_inputs: object) -> dict[str, tuple[Any, Tensor]]:
-    """{name: (layer as the model calls it, its first float input)} of every quantised layer that is reached."""
+def _inputs_of(model: nn.Module, example_inputs: object) -> tuple[dict[str, tuple[Any, Tensor]], set[str]]:
+    """{name: (layer as the model calls it, its first float input)} of every quantised layer that is reached with one,
+    and the names of all that are reached."""
     seen: dict[str, tuple[Any, Tensor]] = {}
+    reached: set[str] = set()
     banks = in_banks(model)
 
     def note(name: str, layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         x = first_given(args, kwargs)
+        reached.add(name)
         if id(layer) not in banks and isinstance(x, Tensor) and x.is_floating_point():
             seen.setdefault(name, (layer, x.detach()))
 
     each_call(model, example_inputs, note)
-    return seen
+    return seen, reached
 
 
 def in_banks(model: nn.Module) -> set[int]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pyquant.core import arguments
-from pyquant.core.patches import Patches, channels_first
+from pyquant.core.image_layout import laid_out
+from pyquant.core.patches import Patches
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.ops import conv_shapes, linear_shapes, rows_layout
 from pyquant.ops.translate import call
@@ -107,4 +108,4 @@ def by_patches(
     else:
         y = _ops.qlinear(rows, *operands)
     y = y.reshape(batch, height, width, n).permute(0, 3, 1, 2)
-    return y if last else channels_first(y)  # type: ignore[no-any-return]
+    return y if last else laid_out(y, False)  # type: ignore[no-any-return]

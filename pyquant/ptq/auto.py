@@ -19,6 +19,7 @@ from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.quicker import BOTH, FLOATS, INTEGERS, LayerChoice, judge, with_both_forms
 from pyquant.nn.sites import find_all_sites, find_owners
+from pyquant.nn.speed import UNREACHED, unreached
 from pyquant.nn.swap import Undo, as_it_is, distinct, swap_modules, undone_on_error
 from pyquant.nn.two_forms import TwoFormLinear
 from pyquant.nn.whole_layer import WRAPPERS, without, wrappers_of
@@ -32,11 +33,13 @@ _ITS_OWN = ("device", "check_speed")  # arguments of quantize_ that auto_ decide
 class AutoReport(Sequence[LayerChoice]):
     """What auto_ did with every quantised layer that the examples reach; a sequence, and text that prints well.
 
-    choices  one a layer, in the model's order.   device  what the figures are of.
+    choices    one a layer, in the model's order.   device   what the figures are of.
+    unreached  names of quantised layers that no example called: they stay as they are.
     """
 
     choices: tuple[LayerChoice, ...]
     device: str
+    unreached: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.choices)
@@ -70,7 +73,8 @@ class AutoReport(Sequence[LayerChoice]):
         head = f"{len(self.choices)} layers on {self.device}: {', '.join(parts)}{speed}{price}"
         widths = [max(len(getattr(choice, name)) for choice in self.choices) for name in ("name", "form")]
         lines = [f"  {c.name:{widths[0]}}  {c.form:{widths[1]}}  {c.reason}" for c in self.choices]
-        return "\n".join([head, *lines])
+        quiet = [f"  not called: {', '.join(self.unreached)}: {UNREACHED}"] if self.unreached else []
+        return "\n".join([head, *lines, *quiet])
 
 
 def auto_(
@@ -107,7 +111,7 @@ def auto_(
     What is compared: on a CPU both forms, timed with interleaved calls. On a GPU 16-bit Linears by the plan: whole
     layers or kernels that `pyquant tune` measured on that GPU, else the cost model; the launch that quantises the
     activations counts. Convolutions and float32 layers of a GPU are timed. Layers that take or give codes (link_) or
-    add a residual are left as they are, and so are layers that no example reaches.
+    add a residual are left as they are, and so are layers that no example reaches, which the report names.
     Layers that a float model brought go back themselves, with weights that were never rounded. A layer whose inputs are
     transformed first (HadamardLinear) is timed with the transform, against a Linear without: that is what takes its
     place where integers lose, its weight turned back in float64. Transactional: on any exception the model is as
@@ -145,13 +149,14 @@ def auto_(
             quantize_(model, W8A8Dynamic() if config is None else config, check_speed=False, **options)
         how: dict[str, Any] = {"device": device, "measure": measure, "seconds": seconds, "tolerance": tolerance}
         choices = judge(model, examples, **how)
+        quiet = tuple(unreached(model, {choice.name for choice in choices}))
         if spare_bytes:
             wrappers = wrappers_of(model.modules())
             layers = {choice.name: model.get_submodule(choice.name) for choice in choices}
             layers = {name: wrappers.get(id(layer), layer) for name, layer in layers.items()}
             choices = with_both_forms(choices, layers, spare_bytes, device)
         _carry_out(model, choices, originals, undo)
-    return AutoReport(tuple(choices), where)
+    return AutoReport(tuple(choices), where, quiet)
 
 
 def _carry_out(

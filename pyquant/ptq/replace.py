@@ -144,10 +144,9 @@ class Replacement:
         if self.like is not None and self.like.heads != EVERYTHING:
             self.kept = kept_layers(self.model, heads=self.like.heads is True)
         last = _last_layers(self.model, skip_last)
-        tolerated = "is_usual" if self.like is None else "is_final"
         sites = find_all_sites(self.model, self.leaves, owners)
         fates = [
-            fate_of(site, self._said(site, last), self.on_indivisible, tolerated, self.kept)
+            fate_of(site, self._said(site, last), self.on_indivisible, self.kept)
             for site in sites
             if id((site.owner or site).module) not in self.closed
         ]

@@ -123,7 +123,7 @@ class LearnedPrecision:
     def _insert(self, filter_fn: Filter | None, start_bits: int) -> dict[str, LearnedBitsLinear]:
         rules = FqnConfig({"_default": W8A8Dynamic()})
         sites = find_sites(self.model, (nn.Linear,))
-        fates = [fate_of(site, said_by(rules, site, filter_fn), CHOICES[0], "is_usual", {}) for site in sites]
+        fates = [fate_of(site, said_by(rules, site, filter_fn), CHOICES[0], {}) for site in sites]
 
         def make(fate: Fate) -> nn.Module:
             linear: Any = fate.site.module

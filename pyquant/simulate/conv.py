@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pyquant.core.patches import Patches, is_channels_last
+from pyquant.core.image_layout import laid_out, lies_last
+from pyquant.core.patches import Patches
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.patches import unsupported
@@ -75,12 +76,17 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
         if torch_operators.are_chosen() and fake.scheme.granularity != "per_group":
             rounded: Tensor = fake(self.weight)  # exporters look for the operator right at the weights
             return rounded
+        if lies_last(self.weight):
+            return self.patches.image(fake(self.patches.matrix(self.weight)), last=True)
+        if 1 in (self.patches.pixels, self.in_channels // self.groups):  # the order of both: gradients lie alike, too
+            return fake(self.weight.flatten(1)).view(self.weight.shape)
         return self.patches.image(fake(self.patches.matrix(self.weight)))
 
     @torch.no_grad()
     def to_quantized(self) -> QConv2d:
         """The integer layer, with the codes of the weights that forward rounds to. ArgumentError: not calibrated."""
         layer = QConv2d.from_codes(**self.codes_of(self.patches.matrix(self.weight)), patches=self.patches)
+        layer._weight_lies_last = lies_last(self.weight)
         return layer.train(self.training)
 
     def to_float(self) -> nn.Conv2d:
@@ -96,11 +102,13 @@ def _rounded(fake: FakeQuantize | None, x: Tensor) -> Tensor:
     """Images as their codes mean them, stored as they were: a range knows no order."""
     if fake is None:
         return x
-    last = is_channels_last(x)
+    last = lies_last(x)
     lying = x.permute(0, 2, 3, 1) if last else x
     if fake.scheme.dynamic:
         rows = x.shape[0] if x.dim() == 4 else 1
         rounded = fake(lying.reshape(rows, x.shape[-3:].numel())).reshape(lying.shape)
     else:
         rounded = fake(lying)
-    return rounded.permute(0, 3, 1, 2) if last else rounded
+    rounded = rounded.permute(0, 3, 1, 2) if last else rounded
+    # a graph for exporters has the rounding right before the convolution
+    return rounded if x.dim() != 4 or torch_operators.are_chosen() else laid_out(rounded, last)

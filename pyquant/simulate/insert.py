@@ -69,7 +69,7 @@ def simulated_fates(
         said = said_by(rules, site, filter_fn)
         if said.layer is not None and said.layer.scheme.is_float:
             said = Said()  # nothing is rounded
-        fates.append(fate_of(site, said, on_indivisible, "is_usual", {}))
+        fates.append(fate_of(site, said, on_indivisible, {}))
     return fates
 
 
@@ -93,6 +93,10 @@ def put_in(
     filter_fn: Filter | None,
 ) -> None:
     """Put simulating layers into a float model, all or none, and warn of what stays unasked."""
+    left = [f"{fate.site.names[0]} {fate.note}" for fate in fates if fate.layer is None and not fate.is_wish]
+    if left and not twins:
+        got = f"a {type(model).__name__} without a layer to simulate: {'; '.join(left[:3])}"
+        raise ArgumentError("model", got, "a model with such layers, besides those")
     with undone_on_error() as undo:
         carry_out(model, fates, twins, undo)
         wished = wishes_of(fates) | wished_floats(model, rules, filter_fn)

@@ -70,6 +70,68 @@ def test_results_lie_as_those_of_the_float_layer(
     assert y.stride() == expected.stride()
 
 
+# Images as models cut them out of others.
+PARTS: dict[str, Callable[[], Tensor]] = {
+    "channels": lambda: torch.randn(2, 48, 8, 8).to(memory_format=torch.channels_last)[:, :24],
+    "crop": lambda: torch.randn(2, 24, 10, 10).to(memory_format=torch.channels_last)[:, :, 1:9, 1:9],
+    "every second": lambda: torch.randn(2, 24, 16, 16).to(memory_format=torch.channels_last)[:, :, ::2, ::2],
+    "every second image": lambda: torch.randn(4, 24, 8, 8).to(memory_format=torch.channels_last)[::2],
+    "crop, channels first": lambda: torch.randn(2, 24, 10, 10)[:, :, 1:9, 1:9],
+    "permuted": lambda: torch.randn(2, 8, 8, 24).permute(0, 3, 1, 2),
+    "rows and columns exchanged": lambda: torch.randn(2, 24, 8, 8).transpose(2, 3),
+    "batch outside": lambda: torch.randn(8, 2, 8, 24).permute(1, 3, 0, 2),
+    "one image, odd stride": lambda: torch.randn(4704).as_strided((1, 24, 14, 14), (24, 1, 336, 24)),
+    "one pixel": lambda: torch.randn(2, 24, 1, 1).to(memory_format=torch.channels_last),
+    "pooled": lambda: torch.randn(2, 24, 8, 8).to(memory_format=torch.channels_last).mean((2, 3), keepdim=True),
+    "one row": lambda: torch.randn(2, 24, 1, 8).to(memory_format=torch.channels_last),
+    "one column": lambda: torch.randn(2, 24, 8, 1).to(memory_format=torch.channels_last),
+    "copies": lambda: torch.randn(1, 24, 8, 8).expand(2, -1, -1, -1),
+    "one number": lambda: torch.randn(2, 24, 1, 1).expand(2, 24, 8, 8),
+    "no batch": lambda: torch.randn(24, 8, 8),
+    "no batch, permuted": lambda: torch.randn(8, 8, 24).permute(2, 0, 1),
+}
+
+
+@pytest.mark.parametrize("weights_last", [False, True], ids=["", "weights-last"])
+@pytest.mark.parametrize(("kernel", "groups"), [(1, 1), (3, 1), (3, 24)])
+@pytest.mark.parametrize("way", WAYS)
+def test_results_for_parts_of_images(way: str, kernel: int, groups: int, weights_last: bool) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(24, 24, kernel, padding=kernel // 2, groups=groups).eval()
+    if weights_last:
+        conv = conv.to(memory_format=torch.channels_last)
+    model = nn.Sequential(copy.deepcopy(conv))
+    WAYS[way](model, torch.randn(2, 24, 8, 8))
+    for name, make in PARTS.items():
+        x = make()
+        assert model(x).stride() == conv(x).stride(), name
+
+
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", "W8A16", "FP16"])
+def test_compiled_results_lie_as_those_of_eager_mode(scheme: str) -> None:
+    conv = nn.Conv2d(24, 8, 3, padding=1).eval()
+    model = pyquant.quantize_(nn.Sequential(copy.deepcopy(conv)), scheme, check_speed=False)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for name in ("channels", "crop", "crop, channels first", "permuted", "one pixel", "no batch, permuted"):
+        x = PARTS[name]()
+        with torch.no_grad():
+            assert compiled(x).stride() == conv(x).stride(), name
+
+
+@pytest.mark.parametrize(("kernel", "groups"), [(1, 1), (3, 24), (3, 1)])
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients_lie_as_their_parameters(kernel: int, groups: int, last: bool) -> None:
+    conv = nn.Conv2d(24, 24, kernel, padding=kernel // 2, groups=groups)
+    if last:
+        conv = conv.to(memory_format=torch.channels_last)
+    model = pyquant.prepare_qat_(nn.Sequential(copy.deepcopy(conv)), "W8A8Dynamic")
+    x = torch.randn(2, 24, 8, 8)
+    for layer in (conv, model):
+        layer(x).square().mean().backward()
+    assert model[0].weight.grad.stride() == conv.weight.grad.stride()
+
+
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_rounded_weights_have_the_strides_of_the_parameter(kernel: int, channels: int) -> None:

@@ -1,0 +1,190 @@
+"""Layers that a model never calls: another module multiplies by their weights itself, in floating point. None of the
+flows takes them for layers of integers in silence."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pyquant
+from pyquant import QLinear, W8A8Dynamic
+from pyquant.nn.flow import Calls
+
+
+class Windows(nn.Module):
+    """Reads both weights, as torchvision's ShiftedWindowAttention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.proj: nn.Linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = F.linear(x, self.qkv.weight, self.qkv.bias).chunk(3, -1)
+        return F.linear((q @ k.transpose(-1, -2)).softmax(-1) @ v, self.proj.weight, bias=self.proj.bias)
+
+
+class Sometimes(nn.Module):
+    """Calls its layer or reads its weight, as timm's EvaAttention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.own = nn.Linear(16, 16), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.fc.weight, self.fc.bias) if self.own else self.fc(x)
+
+
+class QuickWay(nn.Module):
+    """Reads the weight in forward and calls the layer elsewhere, as torch's TransformerEncoderLayer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc: nn.Module = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.fc.weight is None else self._block(x)
+
+    def _block(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+class ByAnotherName(QuickWay):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.fc.weight is None else super()._block(x)
+
+
+class AsksForTheType(nn.Module):
+    """Looks at the weight's type alone, and calls the layer, as T5 does; and another one that calls it by a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wo, self.wi = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.wi
+        return self.wo(layer(x.to(self.wo.weight.dtype)).to(self.wi.weight.device))
+
+
+class Model(nn.Module):
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attn, self.mlp = attention, nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.attn(x))
+
+
+X = torch.randn(2, 5, 16)
+READ = "belongs to Windows, whose forward reads its weight and never calls it"
+
+
+def test_weights_that_a_forward_reads_stay_and_are_named() -> None:
+    model = Model(Windows()).eval()
+    with pytest.warns(pyquant.QuantizationWarning, match=READ):
+        pyquant.quantize_(model, W8A8Dynamic(), check_speed=False)
+    told = {one.name: one for one in pyquant.quantization_report(model)}
+    assert (told["attn.qkv"].scheme, told["attn.qkv"].reason) == ("float", READ)
+    assert (told["attn.proj"].scheme, told["mlp"].scheme) == ("float", "W8A8Dynamic")
+    model(X)
+
+
+def test_static_ranges_of_the_others_are_found() -> None:
+    model = Model(Windows()).eval()
+    with pytest.warns(pyquant.QuantizationWarning, match=READ):
+        pyquant.quantize_(model, "W8A8", data=[X], check_speed=False)
+    assert type(model.attn.qkv) is nn.Linear
+    assert isinstance(model.mlp, QLinear)
+
+
+def test_what_training_saw_is_what_is_deployed() -> None:
+    model = Model(Windows())
+    with pytest.warns(pyquant.QuantizationWarning, match=READ):
+        pyquant.prepare_qat_(model, W8A8Dynamic())
+    simulated = model(X)
+    pyquant.convert_(model.eval())
+    torch.testing.assert_close(model(X), simulated, rtol=1e-5, atol=1e-6)
+
+
+def test_codes_that_are_multiplied_as_floats_anyway_are_made() -> None:
+    model = pyquant.quantize_(Model(Windows()).eval(), "W8A16", check_speed=False)
+    assert isinstance(model.attn.qkv, QLinear)
+
+
+def test_a_layer_that_is_named_is_refused() -> None:
+    with pytest.raises(pyquant.ArgumentError, match=f"layer 'attn.qkv' {READ}; allowed: leave it out .* 16-bit scheme"):
+        pyquant.quantize_(Model(Windows()), {"attn.qkv": W8A8Dynamic(), "mlp": W8A8Dynamic()})
+
+
+@pytest.mark.parametrize("attention", [AsksForTheType, Sometimes, QuickWay, ByAnotherName])
+def test_layers_that_are_or_may_be_called_are_quantised(attention: type[nn.Module]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)
+        model = pyquant.quantize_(Model(attention()).eval(), W8A8Dynamic(), check_speed=False)
+    assert all(isinstance(layer, QLinear) for layer in model.attn.children())
+
+
+def test_a_run_names_what_it_did_not_call() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pyquant.quantize_(Model(Sometimes()).eval(), W8A8Dynamic(), check_speed=X)
+    (text,) = [str(one.message) for one in told if "not called" in str(one.message)]
+    assert "1 quantised layers were not called: attn.fc: these inputs do not reach them, or another module" in text
+    report = pyquant.auto_(Model(Sometimes()).eval(), X, seconds=0.05)
+    assert report.unreached == ("attn.fc",)
+    assert "not called: attn.fc: these inputs" in str(report)
+    called = Model(Sometimes()).eval()
+    called.attn.own = False
+    assert pyquant.auto_(called, X, seconds=0.05).unreached == ()
+
+
+def test_calibration_names_ways_out() -> None:
+    with pytest.raises(pyquant.CalibrationError) as caught:
+        pyquant.quantize_(Model(Sometimes()).eval(), "W8A8", data=[X], check_speed=False)
+    assert "1 of 2 layers saw no data: attn.fc.input. The model never called them in eval mode" in str(caught.value)
+    assert "filter_fn, None in the config" in str(caught.value)
+
+
+def test_hooks_that_were_interrupted_are_taken_out_again() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    model[1].register_forward_hook = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt), Calls(model).watched():
+        pass
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class OwnForward(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias).relu()
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        lambda model: pyquant.quantize_(model, "W8A8Dynamic", check_speed=False),
+        lambda model: pyquant.prepare_qat_(model, "W8A8Dynamic"),
+        lambda model: pyquant.insert_fake_quantize_(model, "W8A8Dynamic"),
+        lambda model: pyquant.SelectiveQuantizer().quantize_module(model),
+    ],
+    ids=["quantize_", "prepare_qat_", "insert_fake_quantize_", "SelectiveQuantizer"],
+)
+def test_a_forward_of_its_own_is_left_and_named_by_every_flow(flow) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), OwnForward(8, 8))
+    with pytest.warns(pyquant.QuantizationWarning, match="OwnForward with a forward of its own"):
+        flow(model)
+    assert type(model[0]) is not nn.Linear
+    assert type(model[1]) is OwnForward
+
+
+def test_a_model_in_which_nothing_can_be_simulated_says_why() -> None:
+    with pytest.raises(pyquant.ArgumentError, match="OwnForward with a forward of its own"):
+        pyquant.insert_fake_quantize_(nn.Sequential(OwnForward(8, 8)), "W8A8Dynamic")
