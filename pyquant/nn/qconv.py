@@ -210,7 +210,8 @@ class QConv2d(LinearCall):
             y = straight_through.smooth(self, images, residual)  # torch's own convolution, of images
         else:
             y = self._as_image(self._forward_float(*self._rows(images, None, residual, size)), size)
-        y = laid_out(y, last)
+        if lies_last(y) != last:  # else nothing: in a graph, what follows is right behind the product
+            y = laid_out(y, last)
         return y if is_batch else y.squeeze(0)
 
     def _integer(
