@@ -30,7 +30,7 @@ NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
-.PHONY: docs demo test environment browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
+.PHONY: docs demo test sample packages environment environment-tools browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -139,10 +139,20 @@ build/ptxsim/tested: $(SIMULATOR) $(shell find tools/ptxsim/tests -name '*.py' -
 	$(SIMULATOR_SUITE) $(SPREAD) -q
 	@touch $@
 
+# What building needs; the libraries that tests run.
+environment-tools: $(STAMPS)/tools
+sample: $(SAMPLE)
+
 # Everything that is installed for tests and checks, one after another.
 environment: $(STAMPS)/dev $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser
 
-test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser $(SIMULATOR_READY)
+# What installs waits for one core and for disks: the kernels compile meanwhile.
+packages: $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser
+
+test: $(STAMPS)/tools
+	@$(MAKE) --no-print-directory packages & packages=$$!; \
+	 $(MAKE) --no-print-directory $(SAMPLE); built=$$?; wait $$packages && exit $$built
+	@test -z "$(SIMULATOR_READY)" || $(MAKE) --no-print-directory $(SIMULATOR_READY)
 	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" $(SPREAD) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
 
 test-kernels: $(TEST_EVERY) $(STAMPS)/test $(SIMULATOR_READY)

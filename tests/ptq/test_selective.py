@@ -215,6 +215,7 @@ def test_all_or_nothing(when: str) -> None:
         quantizer.register_layer_scheme({"head"}, pyquant.W4A8(group_size=5))
     else:
         model.head.forward = lambda x: x  # type: ignore[method-assign]
+        quantizer.register_layer_scheme({"head"}, pyquant.W8A8())  # named: not left in floating point
     before = snapshot(model)
     with pytest.raises(ArgumentError, match="head"):
         quantizer.quantize_module(model)
