@@ -30,7 +30,7 @@ NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
-.PHONY: docs demo test sample packages environment environment-tools browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
+.PHONY: docs demo test sample packages set-up environment environment-tools browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -149,10 +149,11 @@ environment: $(STAMPS)/dev $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs brows
 # What installs waits for one core and for disks: the kernels compile meanwhile.
 packages: $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser
 
-test: $(STAMPS)/tools
+set-up: $(STAMPS)/tools
 	@$(MAKE) --no-print-directory packages & packages=$$!; \
 	 $(MAKE) --no-print-directory $(SAMPLE); built=$$?; wait $$packages && exit $$built
-	@test -z "$(SIMULATOR_READY)" || $(MAKE) --no-print-directory $(SIMULATOR_READY)
+
+test: set-up $(SIMULATOR_READY)
 	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" $(SPREAD) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
 
 test-kernels: $(TEST_EVERY) $(STAMPS)/test $(SIMULATOR_READY)

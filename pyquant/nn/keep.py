@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ HEAD_NAMES: Final = ("lm_head", "embed_out")
 ADAPTER: Final = "an adapter of a layer that wraps another (LoRA and the like)"
 TRAINED: Final = "trainable in a model whose other weights are frozen"
 HEAD: Final = "an output head, left in floating point unless heads=True or its name is in the config"
+ROUTER: Final = "a router, whose last bits decide which expert a token takes: left in floating point unless named"
 TIED: Final = "tied to an output head that stays in floating point"
 _LEFT: Final = "pyquant_left"
 MOSTLY: Final = 0.5  # share of the weights that must be frozen for the rest to count as adapters
@@ -38,6 +40,7 @@ def kept_layers(model: nn.Module, heads: bool = False) -> dict[int, Kept]:
         for module in model.modules():
             if isinstance(module, nn.Embedding) and id(module._parameters.get("weight")) in matrices:
                 kept[id(module)] = Kept(TIED, is_head=True)
+    kept.update({id(module): Kept(ROUTER) for module in _routers(model)})
     kept.update({id(module): Kept(TRAINED) for module in _trained(model)})
     kept.update({id(module): Kept(ADAPTER) for module in _adapters(model)})
     return kept
@@ -67,6 +70,22 @@ def output_heads(model: nn.Module) -> Iterator[nn.Module]:
                 continue
             if isinstance(head, nn.Module):
                 yield head
+
+
+# Of classes that choose experts, and of the layers that do it themselves.
+_ROUTER_CLASS: Final = re.compile(r"Router|TopK\w*Gat|MoE\w*Gate")
+_ROUTER_NAME: Final = re.compile(r"(.*_)?router")
+
+
+def _routers(model: nn.Module) -> Iterator[nn.Module]:
+    """Linears that choose between experts: those of a class that says so, those that are called router, and a gate
+    beside experts."""
+    for module in model.modules():
+        for name, child in module._modules.items():
+            is_gate = name == "gate" and "experts" in module._modules
+            says_so = _ROUTER_CLASS.search(type(module).__name__) or _ROUTER_NAME.fullmatch(name)
+            if isinstance(child, nn.Linear) and (is_gate or says_so):
+                yield child
 
 
 def _adapters(model: nn.Module) -> Iterator[nn.Module]:

@@ -104,6 +104,10 @@ def read_by(module: nn.Module, parents: Iterable[nn.Module]) -> Obstacle | None:
     return None
 
 
+# What is asked of a weight that is not multiplied.
+_OF_TENSORS: Final = r"(dtype|device|shape|size|ndim|dim|numel|layout|requires_grad|is_\w+|data_ptr|element_size)\b"
+
+
 @cache
 def _reads_weight(kind: type[nn.Module], name: str) -> bool:
     """Whether forward takes the weight of self.<name>, and no method of the class does anything else with that layer
@@ -115,7 +119,7 @@ def _reads_weight(kind: type[nn.Module], name: str) -> bool:
         return False
     layer = rf"\bself\.{re.escape(name)}\b"
     others = re.search(rf"{layer}(?!\.(weight|bias)\b|\s*(:.*)?=(?!=))", whole)
-    return others is None and re.search(rf"{layer}\.weight\b(?!\s*\.)", forward) is not None
+    return others is None and re.search(rf"{layer}\.weight\b(?!\s*\.{_OF_TENSORS})", forward) is not None
 
 
 def computed_by_hook(module: nn.Module) -> Obstacle | None:

@@ -106,7 +106,8 @@ def test_killed_at_random_instants_while_overwriting(wanted: int, tmp_path: Path
             accept.t0(after, 1 - state)
         state = after
     _check_next_save(tmp_path, 1 - state)
-    assert min(found["old"], found["new"], found["with leftovers"]) > 0, found
+    # between the last change of the disk and the end of the process no kill may fall; the test below aims there
+    assert min(found["old"], found["new"] + found["too late"], found["with leftovers"]) > 0, found
 
 
 def _count_calls(directory: Path, which: int) -> int:

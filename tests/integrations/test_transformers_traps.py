@@ -135,3 +135,31 @@ def test_a_config_of_another_class_name_is_refused_by_transformers(
     monkeypatch.setitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "compressed-tensors", own)
     with pytest.raises(ValueError, match="quantized with PyquantCompressedTensorsConfig but you are passing"):
         dequantised()
+
+
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("by", ["transformers", "pyquant"])
+def test_scaled_embeddings_that_are_quantised_come_back(by: str, heads: bool, tmp_path: Path) -> None:
+    """Gemma's scale is a buffer that no file holds: transformers makes it, on the meta device at first."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 96, "head_dim": 16}
+    config = T.Gemma2Config(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=heads)
+    model = T.Gemma2ForCausalLM(config).eval()
+    pyquant.quantize_(model, "W8A8Dynamic", embeddings=True, heads=heads or None, check_speed=False)
+    model.save_pretrained(tmp_path) if by == "transformers" else pyquant.save_pretrained(model, tmp_path)
+    read = type(model).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(read(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
+
+def test_a_pooling_head_of_multihead_attention_is_quantised_on_the_fly(tmp_path: Path) -> None:
+    """SigLIP's initialisation looks at in_proj_weight of a module that has been taken out by then."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = T.SiglipVisionModel(T.SiglipVisionConfig(**sizes, image_size=32, patch_size=8)).eval()
+    model.save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    read = T.SiglipVisionModel.from_pretrained(tmp_path, quantization_config=ours.PyquantConfig("W8A8Dynamic")).eval()
+    pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
+    with torch.no_grad():
+        assert torch.equal(read(images).pooler_output, model(images).pooler_output)

@@ -20,7 +20,8 @@ class Held(nn.Module):
 
     def __init__(self, old: nn.Module, size: int = 0) -> None:
         super().__init__()
-        for name in ("weight", "bias"):
+        of_attention = old._parameters if isinstance(old, nn.MultiheadAttention) else ()
+        for name in ("weight", "bias", *of_attention):
             tensor = getattr(old, name, None)
             empty = None if tensor is None else torch.empty_like(tensor, device="meta", requires_grad=False)
             if empty is not None:

@@ -80,9 +80,10 @@ class Takeover:
         cut  (name, layer) -> what this process holds of the layer.
         """
         del model._keys_to_ignore_on_load_unexpected
-        new = [
-            (places, cut(places[0], layer.to(home(places[0])).train(model.training))) for places, layer in self._layers
-        ]
+        new = []
+        for places, layer in self._layers:
+            _compute_unsaved(model, self._old[places[0]], layer)
+            new.append((places, cut(places[0], layer.to(home(places[0])).train(model.training))))
         modules = {name: layer for places, layer in new for name in places}
         with undone_on_error() as undo:
             identities = fused_places(model, modules_by_name(model), self._fused, modules)
@@ -173,6 +174,16 @@ def _bytes(module: nn.Module) -> int:
 def _dtype(module: nn.Module) -> torch.dtype:
     weight = getattr(module, "weight", None)
     return weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
+
+
+def _compute_unsaved(model: Any, old: nn.Module, new: nn.Module) -> None:
+    """Buffers that a class computes with and no file holds (Gemma's scale of embeddings), still on the meta device: as
+    the model's own initialisation fills them."""
+    empty = {name: tensor for name, tensor in new._buffers.items() if tensor is not None and tensor.is_meta}
+    if empty:
+        old._buffers.update({name: torch.empty_like(tensor, device="cpu") for name, tensor in empty.items()})
+        model._init_weights(old)
+        new._buffers.update({name: old._buffers[name] for name in empty})
 
 
 def _untie(model: Any, held: set[str]) -> None:

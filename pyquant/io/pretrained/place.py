@@ -47,7 +47,8 @@ def module_of(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> nn.Modu
     new = _embedding(layer, old, dtype) if is_embedding else layer_of(layer, dtype)
     origin.remember(new, old)
     home = next((t.device for t in (*old.parameters(), *old.buffers())), torch.device("cpu"))
-    return new.to("cpu" if home.type == "meta" else home).train(old.training)
+    # made on the CPU; what its class computes with and does not save may be on the meta device, for others to fill
+    return (new if home.type == "meta" else new.to(home)).train(old.training)
 
 
 def _geometry(layer: Any) -> str:
