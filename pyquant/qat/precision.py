@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import methodcaller
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core import arguments
+from pyquant.core.names import listed
 from pyquant.core.presets import W4A4, W4A8, W8A8, W4A4Dynamic, W4A8Dynamic, W8A8Dynamic
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, QuantizationWarning
 from pyquant.nn.fates import Fate, fate_of, said_by, twin_of, twins_of
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
@@ -124,6 +126,10 @@ class LearnedPrecision:
         rules = FqnConfig({"_default": W8A8Dynamic()})
         sites = find_sites(self.model, (nn.Linear,))
         fates = [fate_of(site, said_by(rules, site, filter_fn), CHOICES[0], {}) for site in sites]
+        left = [f"{fate.site.names[0]} ({fate.note})" for fate in fates if fate.layer is None and not fate.is_wish]
+        if left:
+            text = f"LearnedPrecision: layers that stay in floating point and learn no bits: {listed(left)}"
+            warnings.warn(text, QuantizationWarning, stacklevel=4)
 
         def make(fate: Fate) -> nn.Module:
             linear: Any = fate.site.module

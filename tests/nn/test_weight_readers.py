@@ -174,8 +174,9 @@ class OwnForward(nn.Linear):
         lambda model: pyquant.prepare_qat_(model, "W8A8Dynamic"),
         lambda model: pyquant.insert_fake_quantize_(model, "W8A8Dynamic"),
         lambda model: pyquant.SelectiveQuantizer().quantize_module(model),
+        lambda model: pyquant.LearnedPrecision(model, target=0.5, steps=10),
     ],
-    ids=["quantize_", "prepare_qat_", "insert_fake_quantize_", "SelectiveQuantizer"],
+    ids=["quantize_", "prepare_qat_", "insert_fake_quantize_", "SelectiveQuantizer", "LearnedPrecision"],
 )
 def test_a_forward_of_its_own_is_left_and_named_by_every_flow(flow) -> None:
     model = nn.Sequential(nn.Linear(8, 8), OwnForward(8, 8))
