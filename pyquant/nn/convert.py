@@ -25,8 +25,8 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import Config, Filter, check_keys, find_all_sites, find_owners, rules_of, wished_floats
 from pyquant.nn.speed import warn_of_speed
-from pyquant.nn.swap import undone_on_error
 from pyquant.nn.tell import warn_of_floats
+from pyquant.nn.undo import undone_on_error
 
 Scales = Mapping[str, float | Tensor]
 # (model, fates of its layers) -> {id of a float layer: its quantised twin}, for layers whose twin needs more than the

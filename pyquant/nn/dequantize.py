@@ -19,7 +19,8 @@ from pyquant.nn.gated_feed import GatedFeed, gated_feeds, make_plain
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.origin import has_origin
-from pyquant.nn.swap import Undo, distinct, put, swap_modules, undone_on_error
+from pyquant.nn.swap import distinct, swap_modules
+from pyquant.nn.undo import Undo, put, undone_on_error
 from pyquant.numerics.activation import ACTIVATIONS
 
 # Markers of a chain of codes and what stands there in a float model.

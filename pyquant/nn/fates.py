@@ -20,7 +20,8 @@ from pyquant.nn.keep import Kept, remember
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.match import Decision, FqnConfig
 from pyquant.nn.sites import Filter, Site
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import swap_modules
+from pyquant.nn.undo import Undo
 
 Swap = tuple[Sequence[str], nn.Module]  # all names of a module, and what takes its place
 PATTERNS: Final = ("name", "re", "glob")

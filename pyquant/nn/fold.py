@@ -15,7 +15,8 @@ from pyquant.core.dtypes import FLOATS
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn import obstacles
 from pyquant.nn.fuse_rules import batch_norms_of, neighbours
-from pyquant.nn.swap import put, undone_on_error, uses_of
+from pyquant.nn.swap import uses_of
+from pyquant.nn.undo import put, undone_on_error
 
 _FITS = {nn.Linear: (nn.BatchNorm1d,), nn.Conv2d: (nn.BatchNorm2d, nn.SyncBatchNorm)}
 

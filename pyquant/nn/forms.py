@@ -20,7 +20,8 @@ from pyquant.nn.attention import Attention, linear_of
 from pyquant.nn.expert_rules import rule_of
 from pyquant.nn.experts import QExperts
 from pyquant.nn.recurrent import Recurrent
-from pyquant.nn.swap import Undo, distinct, swap_modules
+from pyquant.nn.swap import distinct, swap_modules
+from pyquant.nn.undo import Undo
 
 Form = Callable[[Any], nn.Module]
 Back = Callable[[Any, Any], Any]

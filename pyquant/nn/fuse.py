@@ -15,7 +15,8 @@ from pyquant.nn.gated_feed import gated, make_gated
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.swap import Undo, put, swap_modules, undone_on_error, uses_of
+from pyquant.nn.swap import swap_modules, uses_of
+from pyquant.nn.undo import Undo, put, undone_on_error
 
 
 def fuse_(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from pyquant.nn.gate_source import Gate, gate_of
 from pyquant.nn.linear_call import needs_derivative
 from pyquant.nn.merged_linear import MergedLinear
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.swap import Undo, put
+from pyquant.nn.undo import Undo, put
 
 _quantize = torch.ops.pyquant.activation_mul_quantize.default
 _KINDS: dict[type[nn.Module], type[GatedFeed]] = {}

@@ -10,7 +10,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from pyquant.nn.matrices import is_matrix
-from pyquant.nn.swap import put
+from pyquant.nn.undo import put
 
 HEAD_NAMES: Final = ("lm_head", "embed_out")
 ADAPTER: Final = "an adapter of a layer that wraps another (LoRA and the like)"

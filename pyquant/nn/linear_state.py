@@ -255,6 +255,18 @@ class LinearState(nn.Module):
         if not all(n in held and _are_equal(held[n], t) for n, t in given.items()):
             self._fill(held | given)
 
+    def _scale_weight(self, factor: float) -> bool:
+        """Multiply the weight by a power of two, in place: scales exactly, 16-bit floats as floats are. False, and
+        nothing done, where a scale would become subnormal or infinite."""
+        held = self._state()
+        is_coded = self._form.scheme is not None
+        name = "weight_scale" if is_coded else self._weight_name
+        new = held[name] * factor
+        if is_coded and not torch.equal(new / factor, held[name]):
+            return False
+        self._fill(held | {name: new}, in_place=True)
+        return True
+
     @property
     def bias(self) -> Tensor | None:
         """The bias as the float layer would show it, in `dtype`; it is held, added and saved in float32.

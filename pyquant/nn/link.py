@@ -17,7 +17,8 @@ from pyquant.nn.chain import ExpectedRange, QResidual, QResidualAdd, expected_ra
 from pyquant.nn.flow import Flow, Use
 from pyquant.nn.fuse_rules import Pair, neighbours, register_pair
 from pyquant.nn.linear_call import LinearCall
-from pyquant.nn.swap import Undo, put, swap_modules, undone_on_error, uses_of
+from pyquant.nn.swap import swap_modules, uses_of
+from pyquant.nn.undo import Undo, put, undone_on_error
 
 _LINKS: dict[type[nn.Module], list[Pair]] = {}
 

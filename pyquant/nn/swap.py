@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.offloaded import refuse_offloaded
-
-Undo = Callable[[], Any]
-# torch's encoders: the attribute that opens the fused path, and the value that closes it
-_FUSED_PATHS: Final = (
-    (nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
-    (nn.TransformerEncoder, "use_nested_tensor", False),
-)
+from pyquant.nn.parents import tell_parents
+from pyquant.nn.undo import Undo, put, undone_on_error
 
 
 def swap_modules(
@@ -44,32 +38,13 @@ def swap_modules(
                     refuse_offloaded(name, places[child])
                 put(places, child, module, steps)
         for layer in model.modules():
-            _leave_fused_path(layer, steps)
             if settle := getattr(type(layer), "_settle_layers", None):  # of a bank of experts
                 settle(layer, steps)
+        tell_parents(model, steps)
         if device is not None:
             _move(model, device, steps)
     if undo is not None:
         undo.extend(steps)
-
-
-@contextmanager
-def undone_on_error(undo: list[Undo] | None = None) -> Iterator[list[Undo]]:
-    """Run the steps of `undo` (None: a new list, for the body to fill) in reverse where the body raises: all of them,
-    also where one of them fails, or is interrupted."""
-    steps = [] if undo is None else undo
-    try:
-        yield steps
-    except BaseException:
-        _run_all(steps)
-        raise
-
-
-def _run_all(steps: Sequence[Undo]) -> None:
-    """Every step from the last to the first; what one raises goes on after the others."""
-    with ExitStack() as stack:  # calls what it holds in reverse, and raises at the end
-        for step in steps:
-            stack.callback(step)
 
 
 def as_it_is(model: nn.Module) -> list[Undo]:
@@ -99,13 +74,6 @@ def _restore_module(
         now.update(then)
 
 
-def put(holder: dict[str, Any], name: str, value: Any, undo: list[Undo]) -> None:
-    """holder[name] = value, with the step that takes it back."""
-    former = partial(holder.__setitem__, name, holder[name]) if name in holder else partial(holder.pop, name)
-    undo.append(former)
-    holder[name] = value
-
-
 def distinct(model: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> list[tuple[list[str], nn.Module]]:
     """Every module with the names under which it is wanted, in the order of named_modules."""
     found: dict[int, tuple[list[str], nn.Module]] = {}
@@ -118,25 +86,6 @@ def distinct(model: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> list
 def uses_of(model: nn.Module) -> Counter[int]:
     """{id of a module: in how many places it stands}."""
     return Counter(id(child) for parent in model.modules() for child in parent._modules.values())
-
-
-def _leave_fused_path(layer: nn.Module, undo: list[Undo]) -> None:
-    """torch's encoder layers have an inference path that reads the weights of their Linears instead of calling them;
-    an encoder that holds a QLinear, or a layer that simulates one, must take the ordinary path, and may come back."""
-    for kind, name, off in _FUSED_PATHS:
-        if isinstance(layer, kind) and name in layer.__dict__:
-            former = f"pyquant_former_{name}"
-            if has_quantised(layer):
-                put(layer.__dict__, former, layer.__dict__.get(former, layer.__dict__[name]), undo)
-                put(layer.__dict__, name, off, undo)
-            elif former in layer.__dict__:
-                put(layer.__dict__, name, layer.__dict__[former], undo)
-                undo.append(partial(layer.__dict__.__setitem__, former, layer.__dict__.pop(former)))
-
-
-def has_quantised(layer: nn.Module) -> bool:
-    """Whether a module holds a layer that runs in integers or simulates one."""
-    return any(isinstance(module, LinearState) or hasattr(module, "fake_quantizers") for module in layer.modules())
 
 
 def _move(model: nn.Module, device: torch.device, undo: list[Undo]) -> None:

@@ -6,6 +6,7 @@ Looking at it (dtype, shape, device, isinstance) costs nothing; computing with i
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ from pyquant.nn import weights
 
 _aten = torch.ops.aten
 _SAME: Final = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
+_SCALED: Final = {  # in place, by a number: the exponent of 1 / number or of the number
+    _aten.mul_.Tensor: 1,
+    _aten.mul_.Scalar: 1,
+    _aten.div_.Tensor: -1,
+    _aten.div_.Scalar: -1,
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,8 @@ class QWeight(Tensor):
 
     detach, .to(device) and casts between float types keep the codes. Any other operation sees the dequantised tensor,
     computed for each use: float32 scale * (code - zero_point), rounded once to `dtype`. Slices and copies are ordinary
-    tensors of their own. Writing raises UnsupportedError: numbers that no code stands for have no place here.
+    tensors of their own. Writing raises UnsupportedError: numbers that no code stands for have no place here; but for
+    a layer's weight that is multiplied or divided in place by a power of two, which its scales take exactly.
     """
 
     storage_: Tensor
@@ -136,6 +144,8 @@ class QWeight(Tensor):
                 return first._like()
             if func is _aten._to_copy.default and (moved := first._moved(**kwargs)) is not None:
                 return moved
+            if func in _SCALED and (factor := _power_of_two(args[1])) is not None and first._scaled(factor, _SCALED[func]):
+                return first
         if func is _aten.embedding.default and isinstance(first, QWeight) and first._has_plain_rows():
             return first._rows(args[1])
         _refuse_writing(func, args, kwargs)
@@ -170,6 +180,15 @@ class QWeight(Tensor):
         scale, zero_point = (None if t is None else t.to(device) for t in (self.scale_, self.zero_point_))
         storage = self.canonical.to(device)
         return QWeight(storage, scale, zero_point, form, self.shape[0], dtype or self.dtype)
+
+    def _scaled(self, factor: float, sign: int) -> bool:
+        """Multiply the layer's weight by factor ** sign; whether it has such a weight."""
+        layer = None if self.home is None else self.home()
+        if layer is None or not layer._scale_weight(factor**sign):
+            return False
+        now = layer.weight
+        self.storage_, self.scale_, self.form = now.storage_, now.scale_, now.form
+        return True
 
     def _has_plain_rows(self) -> bool:
         scheme = self.form.scheme
@@ -243,6 +262,15 @@ class QWeight(Tensor):
             if tensor is not None:
                 tensor.share_memory_()
         return self
+
+
+def _power_of_two(value: object) -> float | None:
+    if isinstance(value, Tensor):
+        if value.dim() or value.is_meta or value.is_complex():
+            return None
+        value = value.item()
+    is_one = isinstance(value, (int, float)) and 2.0**-126 <= value <= 2.0**126 and math.frexp(value)[0] == 0.5
+    return float(value) if is_one else None  # type: ignore[arg-type]
 
 
 def _refuse_writing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

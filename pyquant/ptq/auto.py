@@ -20,8 +20,9 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.quicker import BOTH, FLOATS, INTEGERS, LayerChoice, judge, with_both_forms
 from pyquant.nn.sites import find_all_sites, find_owners
 from pyquant.nn.speed import UNREACHED, unreached
-from pyquant.nn.swap import Undo, as_it_is, distinct, swap_modules, undone_on_error
+from pyquant.nn.swap import as_it_is, distinct, swap_modules
 from pyquant.nn.two_forms import TwoFormLinear
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.nn.whole_layer import WRAPPERS, without, wrappers_of
 from pyquant.ops.plan import Device
 from pyquant.ptq.quantize import quantize_

@@ -22,7 +22,8 @@ from pyquant.nn.match import FqnConfig
 from pyquant.nn.refusals import check_not_sharded
 from pyquant.nn.sites import Filter
 from pyquant.nn.state import device_of
-from pyquant.nn.swap import Undo, as_it_is, swap_modules, undone_on_error
+from pyquant.nn.swap import as_it_is, swap_modules
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.ptq.improve.replay import BatchToInputs
 from pyquant.ptq.improve.steps import Before, check_names, improve_after, improve_before
 from pyquant.ptq.run import quantize_recipe_

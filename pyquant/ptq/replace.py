@@ -14,11 +14,13 @@ from pyquant.nn.convert import Prepare, prepared
 from pyquant.nn.fates import Fate, LayerScheme, Said, carry_out, fate_of, stays_without, twins_of, wishes_of
 from pyquant.nn.forms import has_form
 from pyquant.nn.keep import Kept, kept_layers
+from pyquant.nn.parents import has_quantised
 from pyquant.nn.refusals import already_quantised, check_not_double, is_wholly_quantised
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import Owner, Site, check_names, find_all_sites, find_owners
-from pyquant.nn.swap import Undo, distinct, has_quantised, swap_modules, undone_on_error
+from pyquant.nn.swap import distinct, swap_modules
 from pyquant.nn.tell import warn_of_floats
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.ptq.layer_scheme import with_descriptors
 from pyquant.ptq.mapping import QuantizedMapping, QuantizedMetadata, ReplacementAction, Wrapper
 from pyquant.ptq.rules import Chain, LayerDecision, Rule, chains_of, check_used, prefixes, strongest

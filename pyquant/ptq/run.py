@@ -17,7 +17,8 @@ from pyquant.nn.fuse import fuse_
 from pyquant.nn.link import link_
 from pyquant.nn.refusals import check_not_simulating
 from pyquant.nn.speed import warn_of_speed
-from pyquant.nn.swap import as_it_is, swap_modules, undone_on_error
+from pyquant.nn.swap import as_it_is, swap_modules
+from pyquant.nn.undo import undone_on_error
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
 from pyquant.ptq.improve.steps import Before, check_names, improve_after, improve_before
 from pyquant.ptq.replace import Like

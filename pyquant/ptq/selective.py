@@ -18,7 +18,7 @@ from pyquant.nn.convert import Prepare
 from pyquant.nn.fates import Fate, LayerScheme
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import Key
-from pyquant.nn.swap import Undo
+from pyquant.nn.undo import Undo
 from pyquant.ptq.layer_scheme import Defaults, check_calibrator
 from pyquant.ptq.mapping import REGISTERED, QuantizedMetadata, ReplacementAction
 from pyquant.ptq.replace import Like, Outcome, Replacement

@@ -21,7 +21,8 @@ from pyquant.nn.fates import Fate, fate_of, said_by, twin_of, twins_of
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.sites import Filter, find_sites
-from pyquant.nn.swap import Undo, as_it_is, swap_modules, undone_on_error
+from pyquant.nn.swap import as_it_is, swap_modules
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.qat.learned_bits import LEVELS, LearnedBitsLinear
 from pyquant.qat.prepare import prepare_qat_
 from pyquant.simulate.kinds import is_simulated

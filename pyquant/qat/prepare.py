@@ -18,7 +18,8 @@ from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.refusals import check_not_sharded
 from pyquant.nn.sites import Config, Filter, Site, find_sites, rules_of
-from pyquant.nn.swap import as_it_is, swap_modules, undone_on_error
+from pyquant.nn.swap import as_it_is, swap_modules
+from pyquant.nn.undo import undone_on_error
 from pyquant.qat.guards import check_trainable, warn_of_bad_starts
 from pyquant.qat.integer import IntegerForwardLinear, why_not_integer
 from pyquant.qat.learned import LearnedFakeQuantize

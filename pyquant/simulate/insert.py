@@ -18,8 +18,9 @@ from pyquant.nn.match import FqnConfig
 from pyquant.nn.refusals import check_not_sharded
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, wished_floats
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.swap import swap_modules
 from pyquant.nn.tell import warn_of_floats
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
 
 

@@ -20,8 +20,8 @@ from pyquant import Recipe, auto_, prepare_qat_, quantize_
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import atomic
 from pyquant.io.journal import Journal
-from pyquant.nn.swap import undone_on_error
 from pyquant.nn.two_forms import TwoFormLinear
+from pyquant.nn.undo import undone_on_error
 from pyquant.ptq.blockwise.offload import Place
 
 

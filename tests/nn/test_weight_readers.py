@@ -4,6 +4,7 @@ flows takes them for layers of integers in silence."""
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +81,21 @@ class Model(nn.Module):
         return self.mlp(self.attn(x))
 
 
+class Mixer(nn.Module):
+    """Reads the weight unless its config says that it is quantised, as transformers' Jamba and FalconMamba do."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__()
+        self.config, self.fc, self.out = config, nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self.config, "_is_quantized"):
+            x = self.fc(x) - self.fc.bias
+        else:
+            x = x @ self.fc.weight.mT
+        return self.out(x)
+
+
 X = torch.randn(2, 5, 16)
 READ = "belongs to Windows, whose forward reads its weight and never calls it"
 
@@ -127,6 +143,45 @@ def test_layers_that_are_or_may_be_called_are_quantised(attention: type[nn.Modul
         warnings.simplefilter("error", pyquant.QuantizationWarning)
         model = pyquant.quantize_(Model(attention()).eval(), W8A8Dynamic(), check_speed=False)
     assert all(isinstance(layer, QLinear) for layer in model.attn.children())
+
+
+def mixers() -> tuple[nn.Sequential, SimpleNamespace]:
+    torch.manual_seed(0)
+    config = SimpleNamespace(hidden_size=16)
+    return nn.Sequential(Mixer(config), Mixer(config)).eval(), config
+
+
+def test_a_config_says_that_its_layers_are_to_be_called() -> None:
+    for scheme, data in (("W8A8Dynamic", None), ("W8A8", [X])):
+        model, config = mixers()
+        floats = model(X)
+        pyquant.quantize_(model, scheme, data=data, check_speed=X)
+        assert vars(config) == {"hidden_size": 16, "_is_quantized": True}
+        assert all(one.use != "multiplied" for one in pyquant.trace_floats(model, X))
+        torch.testing.assert_close(model(X), floats, atol=0.05, rtol=0.05)
+        pyquant.dequantize_(model)
+        assert vars(config) == {"hidden_size": 16}
+        assert not any("pyquant" in name for module in model.modules() for name in module.__dict__)
+
+
+def test_a_config_is_as_before_where_nothing_was_quantised() -> None:
+    model, config = mixers()
+    with pytest.raises(pyquant.NonFiniteError):
+        pyquant.quantize_(model, "W8A8", data=[torch.full_like(X, float("nan"))])
+    assert vars(config) == {"hidden_size": 16}
+    config._is_quantized = True  # said by transformers: not ours to take away
+    pyquant.dequantize_(pyquant.quantize_(model, "W8A8Dynamic", check_speed=False))
+    assert config._is_quantized
+
+
+def test_a_config_stays_while_a_layer_of_it_is_quantised() -> None:
+    model, config = mixers()
+    pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
+    pyquant.dequantize_(model[0])
+    assert config._is_quantized
+    assert not pyquant.trace_floats(model[1], X)
+    pyquant.dequantize_(model)
+    assert vars(config) == {"hidden_size": 16}
 
 
 def test_a_run_names_what_it_did_not_call() -> None:

@@ -171,7 +171,12 @@ def test_writing_is_refused_and_changes_nothing() -> None:
         lambda w: torch.add(real, real, out=w),
         lambda w: w.requires_grad_(),
         lambda w: torch._foreach_mul_([real.clone(), w], 2.0),
-        lambda w: w.mul_(2),
+        lambda w: w.mul_(3),
+        lambda w: w.mul_(-2),
+        lambda w: w.div_(0),
+        lambda w: w.mul_(torch.full((24, 1), 2.0)),
+        lambda w: w.detach().mul_(2),
+        lambda w: w.div_(2, rounding_mode="floor"),
     )
     for scheme in SOME:
         q = layer(scheme)
@@ -180,6 +185,35 @@ def test_writing_is_refused_and_changes_nothing() -> None:
             with pytest.raises(pyquant.UnsupportedError, match="held as codes and cannot be written"):
                 attempt(q.weight)
         assert torch.equal(q.weight.clone(), before)
+
+
+def test_a_power_of_two_in_place_goes_into_the_scales() -> None:
+    for q in layers():
+        x = torch.randint(11, (3,)) if isinstance(q, pyquant.QEmbedding) else None
+        if x is None:
+            x = torch.randn(2, 8, 9, 9) if isinstance(q, pyquant.QConv2d) else torch.randn(3, q.in_features)
+        real, codes, bias, twin = q.weight.clone(), q.codes.clone(), getattr(q, "bias", None), copy.deepcopy(q)
+        shown = q.weight
+        assert shown.div_(4) is shown
+        atol = 2.0**-25 if q.storage.dtype == torch.float16 else 0.0  # numbers of 16 bits round as numbers of 16 bits do
+        torch.testing.assert_close(shown.clone(), real / 4, rtol=0, atol=atol)
+        torch.testing.assert_close(q.weight.clone(), real / 4, rtol=0, atol=atol)
+        if "weight_scale" in twin.state_dict():
+            assert torch.equal(q.codes, codes)
+            twin.load_state_dict(twin.state_dict() | {"weight_scale": twin.weight_scale / 4})
+            assert torch.equal(q(x), twin(x))
+        if bias is not None:
+            assert torch.equal(q.bias, bias)
+        q.weight *= torch.tensor(8.0)
+        torch.testing.assert_close(q.weight.clone(), real * 2, rtol=0, atol=8 * atol)
+
+
+def test_a_scale_that_would_round_is_left() -> None:
+    q = layer(W8A8Dynamic())
+    before = q.weight.clone()
+    with pytest.raises(pyquant.UnsupportedError, match="cannot be written"):
+        q.weight.mul_(2.0**-126)
+    assert torch.equal(q.weight.clone(), before)
 
 
 def test_copies_and_files() -> None:

@@ -20,7 +20,8 @@ from pyquant.nn.fates import Fate
 from pyquant.nn.forms import has_form
 from pyquant.nn.keep import remember, remembered
 from pyquant.nn.sites import Config, Filter
-from pyquant.nn.swap import swap_modules, undone_on_error
+from pyquant.nn.swap import swap_modules
+from pyquant.nn.undo import undone_on_error
 
 _KINDS: Final = (nn.Linear, nn.Embedding)
 

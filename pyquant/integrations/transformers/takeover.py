@@ -28,7 +28,8 @@ from pyquant.io.pretrained.quantized import built, check_place, whole_layers
 from pyquant.io.pretrained.save import modules_by_name
 from pyquant.nn.forms import expose_reversibly
 from pyquant.nn.fuse import put_identity
-from pyquant.nn.swap import swap_modules, undone_on_error
+from pyquant.nn.swap import swap_modules
+from pyquant.nn.undo import undone_on_error
 
 # What a layer or a quantised key-value cache has in files beside a weight, of which no module is to get anything.
 _EXTRAS = r"(?:weight|bias|(?:weight|input|output)_(?:scale|zero_point|packed|shape|g_idx)|[kvq]_(?:scale|zero_point))"

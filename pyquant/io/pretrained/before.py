@@ -13,7 +13,8 @@ from pyquant.io.pretrained.save import OWN_EXTRA, modules_by_name
 from pyquant.nn import hadamard_linear
 from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.nn.reordered import Reordered, check_order
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import swap_modules
+from pyquant.nn.undo import Undo
 
 
 def put_before(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> None:

@@ -27,7 +27,8 @@ from pyquant.nn.forms import form_of, linears_of
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Config, Filter, Owner
 from pyquant.nn.state import device_of
-from pyquant.nn.swap import Undo, as_it_is, swap_modules, undone_on_error
+from pyquant.nn.swap import as_it_is, swap_modules
+from pyquant.nn.undo import Undo, undone_on_error
 
 ProgressCall = Callable[[int, int, str], None]
 

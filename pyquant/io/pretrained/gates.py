@@ -11,7 +11,8 @@ from pyquant.errors import CheckpointError
 from pyquant.io.pretrained.before import bad_extra
 from pyquant.io.pretrained.save import OWN_EXTRA, modules_by_name
 from pyquant.nn.gated_feed import GatedFeed, gated, gated_feeds, make_gated
-from pyquant.nn.swap import Undo, uses_of
+from pyquant.nn.swap import uses_of
+from pyquant.nn.undo import Undo
 
 
 def saved_gates(extra: Mapping[str, Any]) -> list[str]:

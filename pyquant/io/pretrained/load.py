@@ -25,7 +25,8 @@ from pyquant.nn.fuse_rules import activation_of
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.state import device_of
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.swap import swap_modules
+from pyquant.nn.undo import Undo, undone_on_error
 
 _OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed", "notes", "reordered", "hadamard", "gated"}
 _LONGEST_NOTE: Final = 500

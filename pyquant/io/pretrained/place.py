@@ -22,7 +22,7 @@ from pyquant.nn.patches import unsupported
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.swap import Undo
+from pyquant.nn.undo import Undo
 
 _KINDS: Final[dict[str, tuple[type[nn.Module], ...]]] = {
     "linear": (nn.Linear, QLinear),

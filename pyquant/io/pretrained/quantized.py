@@ -26,7 +26,8 @@ from pyquant.nn.forms import expose_reversibly
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.reordered import Reordered
 from pyquant.nn.state import device_of
-from pyquant.nn.swap import swap_modules, undone_on_error
+from pyquant.nn.swap import swap_modules
+from pyquant.nn.undo import undone_on_error
 
 
 def load_quantized_(

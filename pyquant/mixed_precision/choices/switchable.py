@@ -24,8 +24,9 @@ from pyquant.nn.flow import first_tensor
 from pyquant.nn.forms import has_form
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import Filter, Site
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import swap_modules
 from pyquant.nn.tell import warn_of_floats
+from pyquant.nn.undo import Undo
 from pyquant.nn.whole_layer import around, wrappers_of
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges
 from pyquant.simulate.kinds import simulate

@@ -22,7 +22,7 @@ from pyquant.mixed_precision.loss.scorers.layers import rounded_input
 from pyquant.nn.flow import first_given, first_tensor
 from pyquant.nn.forms import expose_reversibly
 from pyquant.nn.linear_call import LinearCall
-from pyquant.nn.swap import Undo
+from pyquant.nn.undo import Undo
 from pyquant.report.records.errors import ErrorReport, TensorError
 from pyquant.simulate.layer import SimulatedLayer
 

@@ -17,7 +17,7 @@ from pyquant.core import arguments
 from pyquant.core.modes import outside_inference_mode
 from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError
-from pyquant.nn.swap import undone_on_error
+from pyquant.nn.undo import undone_on_error
 from pyquant.ptq.blockwise.calls import Call, Ref, outputs_of
 from pyquant.ptq.blockwise.find import AUTO, Blocks, IsLayer
 from pyquant.ptq.blockwise.generation import without_cache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pyquant.nn.swap import Undo, put
+from pyquant.nn.undo import Undo, put
 
 
 class NotAlikeError(Exception):

@@ -14,7 +14,7 @@ from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.flow import call
 from pyquant.nn.linear_state import LinearState
-from pyquant.nn.swap import Undo, undone_on_error
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.ptq.improve.equalize_pairs import Link, links_of, magnitudes
 from pyquant.ptq.improve.replay import check_unmoved
 from pyquant.simulate.kinds import is_simulated

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.errors import NonFiniteError
-from pyquant.nn.swap import undone_on_error
+from pyquant.nn.undo import undone_on_error
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage

@@ -16,7 +16,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.flow import call
 from pyquant.nn.hadamard_linear import HadamardLinear, turned_weight
 from pyquant.nn.linear_state import LinearState
-from pyquant.nn.swap import Undo, put, undone_on_error
+from pyquant.nn.undo import Undo, put, undone_on_error
 from pyquant.numerics.hadamard import largest_block, power_scale
 from pyquant.ptq.improve.orthogonal import Rotation
 from pyquant.ptq.improve.replay import check_unmoved

@@ -20,7 +20,7 @@ from pyquant.nn.flow import watch_input
 from pyquant.nn.forms import expose_reversibly, form_of, has_form
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Config, rules_of
-from pyquant.nn.swap import Undo, undone_on_error
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of
 from pyquant.ptq.improve.pairs import Pair, factor_of, find_pairs, scale_by
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, check_unmoved

@@ -14,7 +14,7 @@ from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn.flow import watch_input
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.swap import Undo, undone_on_error
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.ptq.blockwise.drive import Way
 from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
 from pyquant.ptq.blockwise.offload import Place

@@ -13,7 +13,7 @@ from pyquant.core import arguments
 from pyquant.core.registry import IMPROVERS
 from pyquant.errors import ArgumentError
 from pyquant.nn.sites import Config
-from pyquant.nn.swap import Undo
+from pyquant.nn.undo import Undo
 from pyquant.ptq.blockwise.stage import Improver
 from pyquant.ptq.improve.bias_correction import BiasCorrection, bias_correction_
 from pyquant.ptq.improve.equalize import equalize_reversibly

@@ -32,7 +32,8 @@ from pyquant.nn.match import FqnConfig
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Filter, Owner, find_owners
-from pyquant.nn.swap import Undo, as_it_is, swap_modules, undone_on_error
+from pyquant.nn.swap import as_it_is, swap_modules
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.ranges import calibrate_by

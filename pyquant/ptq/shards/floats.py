@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from pyquant.io.pretrained.float_weights import FloatWeights
 from pyquant.io.shards import digest
 from pyquant.nn.sites import Config
-from pyquant.nn.swap import Undo
+from pyquant.nn.undo import Undo
 from pyquant.ptq.blockwise.drive import Way
 from pyquant.ptq.blockwise.generation import without_cache
 from pyquant.ptq.blockwise.offload import Place
