@@ -23,7 +23,7 @@ NATIVE := setup.py CMakeLists.txt pyproject.toml pyquant/ops/schema.py $(shell f
 PYTEST := $(PY) -m pytest
 # The suite runs file by file in as many processes as there are cores; each still has the machine's threads, which then must
 # not wait for each other in busy loops. A process that dies ends the run: started again, xdist can wait for ever.
-SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --max-worker-restart 0
+SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # A part more: its name here and its recipe below.
 NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-vllm nightly-sglang nightly-recipes nightly-accuracy

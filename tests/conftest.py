@@ -76,7 +76,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+# Files that take longest, first: one that comes last is one that the other processes wait for.
+LONGEST = (
+    *("gpu/test_gemm.py", "gpu/test_quantize.py", "integrations/test_distributed.py", "docs/test_site.py"),
+    *("bench/test_gpu_dry_run.py", "gpu/test_machine_code.py", "gpu/test_experts.py", "threads/test_processes.py"),
+    *("integrations/test_onnx_models.py", "cli/test_main.py", "bench/test_drivers.py", "build/test_install.py"),
+    *("support/test_mutants.py", "bench/test_lm.py", "integrations/test_transformers.py", "docs/test_tutorials.py"),
+    *("faults/test_leaks.py", "gpu/test_weight_only.py", "faults/test_save_faults.py", "hostile/test_documents.py"),
+    *("ops/test_invariance.py", "integrations/test_transformers_memory.py", "integrations/test_peft.py"),
+)
+_PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _PLACES.get(item.path, len(LONGEST)))
     if os.environ.get("PYQUANT_NIGHTLY", "") in ("", "0"):
         for item in items:
             if item.get_closest_marker("nightly"):

@@ -144,7 +144,7 @@ class QWeight(Tensor):
                 return first._like()
             if func is _aten._to_copy.default and (moved := first._moved(**kwargs)) is not None:
                 return moved
-            if func in _SCALED and (factor := _power_of_two(args[1])) is not None and first._scaled(factor, _SCALED[func]):
+            if func in _SCALED and first._scaled(args[1], _SCALED[func]):
                 return first
         if func is _aten.embedding.default and isinstance(first, QWeight) and first._has_plain_rows():
             return first._rows(args[1])
@@ -181,10 +181,10 @@ class QWeight(Tensor):
         storage = self.canonical.to(device)
         return QWeight(storage, scale, zero_point, form, self.shape[0], dtype or self.dtype)
 
-    def _scaled(self, factor: float, sign: int) -> bool:
-        """Multiply the layer's weight by factor ** sign; whether it has such a weight."""
-        layer = None if self.home is None else self.home()
-        if layer is None or not layer._scale_weight(factor**sign):
+    def _scaled(self, value: object, sign: int) -> bool:
+        """Multiply the layer's weight by value ** sign; False, and nothing done, where its scales cannot take that."""
+        layer, factor = None if self.home is None else self.home(), _power_of_two(value)
+        if layer is None or factor is None or not layer._scale_weight(factor**sign):
             return False
         now = layer.weight
         self.storage_, self.scale_, self.form = now.storage_, now.scale_, now.form

@@ -53,6 +53,9 @@ class LayerRule:
             return LayerRule(FLOAT)
         if isinstance(data, str):
             data = {"scheme": data}
+        if isinstance(data, QScheme):  # a recipe is what a file can hold
+            allowed = "a preset's text such as 'W8A8', with weights and inputs beside it, or a LayerRule of them"
+            refuse(where, f"a QScheme ({data})", allowed)
         entries = dict(mapping(data, where))
         reason = text(entries.pop("reason", ""), f"{where}.reason")
         tensors = {name: _tensor(entries.pop(name, {}), f"{where}.{name}") for name in ("weights", "inputs")}

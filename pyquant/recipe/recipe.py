@@ -140,6 +140,9 @@ def _key(name: str, where: str = "recipe") -> Key:
     return name
 
 
+_RECORDS: Final = (LayerRule, SelectiveParams, CalibrationParams, QatModification, SearchParams, QatParams, Provenance)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a model is quantised, as plain data that YAML, TOML and JSON hold; two recipes compare by value.
@@ -183,6 +186,21 @@ class Recipe:
     search: SearchParams | None = checked(None, partial(read, SearchParams))
     qat: QatParams | None = checked(None, partial(read, QatParams))
     provenance: Provenance | None = checked(None, partial(read, Provenance))
+
+    def __post_init__(self) -> None:
+        """Fields take plain data too, as files hold it."""
+        for f in fields(self):
+            value, where = getattr(self, f.name), f"recipe.{f.name}"
+            if isinstance(value, _RECORDS) or (value is None and f.default is None):
+                continue
+            if f.name == "layers":
+                given = mapping(value, where)
+                rules = {key: rule for key, rule in given.items() if isinstance(rule, LayerRule)}
+                read_rules = _layers({key: rule for key, rule in given.items() if key not in rules}, where)
+                new: Any = {key: rules.get(key) or read_rules[key] for key in given}
+            else:
+                new = f.metadata["check"](value, where)
+            object.__setattr__(self, f.name, new)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Recipe:

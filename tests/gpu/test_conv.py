@@ -97,6 +97,7 @@ def test_sizes_of_zero(there: CudaOps) -> None:
             Conv(there, 0, 5, patches, **form).check(torch.zeros(2, 0, 6, 6))
 
 
+@pytest.mark.nightly
 def test_more_images_than_a_launch_has_blocks(there: CudaOps) -> None:
     """65 535 is CUDA's limit of a grid's second dimension."""
     conv = Conv(there, 16, 8, Patches((1, 1), padding=(0, 0, 0, 1)))

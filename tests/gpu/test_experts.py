@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from cuda_ops import CudaOps
 from expert_banks import Bank, Biased, Interleaved, register_banks, routing
 from launches import Captured, counted, ok
+from sample import sampled
 from steps import draw_steps, products
 from torch import Tensor, nn
 
@@ -173,11 +175,14 @@ def test_tiles_that_begin_at_any_row_store_whole_rows(any_mode: CudaOps, name: s
         same(got, layers.want(x, counts), f"{name} {counts}")
 
 
-@pytest.mark.parametrize("shape", ["many experts", "long ones"])
-@pytest.mark.parametrize("name", ROWS)
-def test_blocks_take_tile_after_tile(any_mode: CudaOps, name: str, shape: str) -> None:
+TILES = [*product(ROWS, ["many experts", "long ones"])]
+
+
+@pytest.mark.parametrize("case", sampled(TILES, len(TILES) // 2, "tiles"))
+def test_blocks_take_tile_after_tile(any_mode: CudaOps, case: tuple[str, str]) -> None:
     """More tiles than a device has multiprocessors, so that blocks which stay take several, and more steps of K than a
     pipeline has buffers; experts of more tiles of rows than lie abreast; rows of no expert behind each."""
+    name, shape = case
     k, which, counts = (1600, [e * e % 3 for e in range(150)], [1 + e % 4 * 11 for e in range(150)] + [200])
     if shape == "long ones":
         k, which, counts = (192, [0, 1, 2, 1, 0], [2307, 0, 5, 700, 33, 150])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from gpu_device import SENTINEL, Memory, shared_out
 from problems import BASE_SEED, Draw
+from sample import sampled
 from torch import Tensor
 
 from pyquant import numerics
@@ -390,10 +392,12 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["plain", "affine", *laws.PRODUCERS])
-def test_every_way_to_hold_a_row(native: Any, plain_device: Memory, name: str, shape: str, dtype: str) -> None:
+HELD = [*product(["plain", "affine", *laws.PRODUCERS], SHAPES, FLOATS)]
+
+
+@pytest.mark.parametrize("case", sampled(HELD, len(HELD) // 2, "held"))
+def test_every_way_to_hold_a_row(native: Any, plain_device: Memory, case: tuple[str, str, str]) -> None:
+    name, shape, dtype = case
     draw, (rows, k) = Draw(BASE_SEED, "held", name, shape), SHAPES[shape]
     if name in ("plain", "affine"):
         x = _values(draw, rows, k, FLOATS[dtype])
@@ -445,9 +449,10 @@ MANY += [(1920, 20 << 5), (1792, 28 << 6), (1536, 12 << 7), (6144, 12 << 8), (51
 MANY += [(12288, 12 << 10), (24576, 12 << 11)]
 
 
-@pytest.mark.parametrize(("cols", "block"), MANY)
-def test_many_rows_whose_threads_have_all_their_units(native: Any, plain_device: Memory, cols: int, block: int) -> None:
+@pytest.mark.parametrize("case", sampled(MANY, len(MANY) // 2, "many rows"))
+def test_many_rows_whose_threads_have_all_their_units(native: Any, plain_device: Memory, case: tuple[int, int]) -> None:
     """Few rows have more threads, with fewer units each, which do the steps of 256 and 128 elsewhere."""
+    cols, block = case
     draw = Draw(BASE_SEED, "many rows", cols, block)
     dtype, rows = draw.choice(tuple(FLOATS)), (1 << 22) // cols + 3
     x = _values(draw, rows, cols, FLOATS[dtype])

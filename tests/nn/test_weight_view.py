@@ -195,7 +195,7 @@ def test_a_power_of_two_in_place_goes_into_the_scales() -> None:
         real, codes, bias, twin = q.weight.clone(), q.codes.clone(), getattr(q, "bias", None), copy.deepcopy(q)
         shown = q.weight
         assert shown.div_(4) is shown
-        atol = 2.0**-25 if q.storage.dtype == torch.float16 else 0.0  # numbers of 16 bits round as numbers of 16 bits do
+        atol = 2.0**-25 if q.storage.dtype == torch.float16 else 0.0  # they round as floats of 16 bits do
         torch.testing.assert_close(shown.clone(), real / 4, rtol=0, atol=atol)
         torch.testing.assert_close(q.weight.clone(), real / 4, rtol=0, atol=atol)
         if "weight_scale" in twin.state_dict():

@@ -155,6 +155,31 @@ def test_errors_name_the_key(data: dict, told: str) -> None:
     assert "some.yaml" in str(error.value) or "recipe" in str(error.value)
 
 
+def test_fields_take_what_files_hold() -> None:
+    recipe = Recipe(default="W8A8Dynamic", layers={"head": None, "fc": {"scheme": "W4A8", "group_size": 32}})
+    told = {"default": "W8A8Dynamic", "layers": {"head": None, "fc": "W4A8(group_size=32)"}}
+    assert recipe == Recipe.from_dict(told)
+    assert recipe == Recipe(default=recipe.default, layers=dict(recipe.layers))
+    assert Recipe(default=None).default_scheme() is None
+    assert Recipe(calib_params={"num_calib_batches": 3}).calib_params.num_calib_batches == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"default": pyquant.W8A8()}, "got recipe.default: a QScheme .W8A8.; allowed: a preset's text"),
+        ({"layers": {"fc": pyquant.W8A8()}}, "got recipe.layers.'fc'.: a QScheme"),
+        ({"default": 8}, "got recipe.default: int 8"),
+        ({"heads": "some"}, "got recipe.heads: 'some'"),
+        ({"calib_params": {"batches": 3}}, "got recipe.calib_params: "),
+        ({"improve": ("gptq", "luck")}, "got recipe.improve.1.: 'luck'"),
+    ],
+)
+def test_wrong_fields_are_refused_where_they_are_given(given: dict, told: str) -> None:
+    with pytest.raises(pyquant.ArgumentError, match=told):
+        Recipe(**given)
+
+
 def test_which_rule_decides() -> None:
     recipe = Recipe.loads(FULL)
     rules = recipe.config()

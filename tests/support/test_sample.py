@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 from sample import drawn, sampled
 
@@ -22,3 +25,15 @@ def test_the_others_are_nightly() -> None:
     assert len(day) == 5
     with pytest.raises(AssertionError, match="no such cases"):
         sampled(range(3), 1, always=[7])
+
+
+def test_the_longest_files_come_first_and_are_there(request: pytest.FixtureRequest) -> None:
+    conftest = next(p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "LONGEST"))
+    path = Path(conftest.__file__).parent
+    missing = [str(path) for path in conftest._PLACES if not path.is_file()]
+    assert not missing
+    assert len(set(conftest.LONGEST)) == len(conftest.LONGEST)
+    names = ("nn/test_convert.py", conftest.LONGEST[1], "core/test_scheme.py", conftest.LONGEST[0])
+    items = [SimpleNamespace(path=path / name, get_closest_marker=lambda _: None) for name in names]
+    conftest.pytest_collection_modifyitems(items)
+    assert [str(item.path.relative_to(path)) for item in items] == [*conftest.LONGEST[:2], names[0], names[2]]
