@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import warnings
 from dataclasses import replace
@@ -468,6 +469,48 @@ def test_conv1d_attention_experts_and_merged_layers() -> None:
         assert same(codes_of(adapter), before)
 
 
+# By the families' own names peft and transformers turn adapters of experts into those of stacked parameters.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen2Moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_have_adapters_that_files_bring_back(family: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    made = getattr(T, f"{family}Config")(**sizes, num_key_value_heads=2, vocab_size=96, **MIXTURES[family])
+    torch.manual_seed(0)
+    base = pyquant.quantize_(getattr(T, f"{family}ForCausalLM")(made).eval(), "W8A8Dynamic", check_speed=False)
+    layers = {name for name, module in base.named_modules() if isinstance(module, pyquant.QLinear)}
+    assert len([name for name in layers if "experts.3" in name]) == 2
+    words = config(target_modules="all-linear", task_type="CAUSAL_LM")
+
+    one = shaken(P.get_peft_model(copy.deepcopy(base), copy.deepcopy(words)))
+    assert {n.removeprefix("base_model.model.") for n, m in one.named_modules() if m in wrappers(one)} == layers
+    one.save_pretrained(tmp_path / "peft")
+    again = P.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "peft").eval()
+    assert same(P.get_peft_model_state_dict(one), P.get_peft_model_state_dict(again))
+    torch.testing.assert_close(again(input_ids=IDS).logits, one(input_ids=IDS).logits)
+
+    other = copy.deepcopy(base)
+    other.add_adapter(copy.deepcopy(words))
+    shaken(other).save_pretrained(tmp_path / "transformers")
+    read = copy.deepcopy(base)
+    read.load_adapter(str(tmp_path / "transformers"))
+    assert len(wrappers(read)) == len(layers)
+    torch.testing.assert_close(read.eval()(input_ids=IDS).logits, other(input_ids=IDS).logits)
+
+
+def test_experts_that_stay_floats_are_peft_s_own() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    made = T.Qwen3MoeConfig(**sizes, num_key_value_heads=2, vocab_size=96, **MIXTURES["Qwen3Moe"])
+    floats = P.get_peft_model(T.Qwen3MoeForCausalLM(made).eval(), config(target_modules="all-linear"))
+    assert {"gate_up_proj", "down_proj"} <= set(floats.peft_config["default"].target_parameters)
+
+
 def test_fusing_and_merging_products_leave_adapted_layers_alone() -> None:
     model = shaken(P.get_peft_model(llama("W8A8Dynamic"), config(target_modules="all-linear")))
     y = model(IDS).logits
@@ -575,6 +618,10 @@ def test_enable_and_disable() -> None:
     assert isinstance(LoraModel.__dict__["_create_new_module"], staticmethod)
     assert tuners_utils._maybe_include_all_linear_layers.__module__ == "peft.tuners.tuners_utils"
     assert P.utils.ModulesToSaveWrapper.check_module.__module__ == "peft.utils.other"
+    of_experts = importlib.import_module("peft.utils.transformers_weight_conversion")
+    users = (of_experts, importlib.import_module("transformers.integrations.peft"))
+    assert all(not hasattr(user.get_model_conversion_mapping, "__wrapped__") for user in users)
+    assert not hasattr(of_experts._convert_peft_config_moe, "__wrapped__")
     with pytest.raises(ValueError, match="is not supported"):
         P.get_peft_model(net(), config())
     model = P.get_peft_model(net(), ours.register(config()))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, Final
 
 from peft import LoraConfig
@@ -17,11 +20,14 @@ from pyquant.core import arguments
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.integrations.peft import refusals
 from pyquant.integrations.peft.layer import PyquantLoraLinear
+from pyquant.nn.experts import QExperts
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.qlinear import QLinear
 
 ALL: Final = "all-linear"
 _BEFORE: dict[str, Any] = {}
+_TO_BANKS: Final = "_convert_peft_config_moe"
+_CONVERSIONS: Final = "get_model_conversion_mapping"
 
 
 def register(config: Any) -> Any:
@@ -44,6 +50,9 @@ def enable() -> None:
     LoraModel._create_new_module = staticmethod(_creating(LoraModel._create_new_module))  # type: ignore[method-assign]
     tuners_utils._maybe_include_all_linear_layers = _including(tuners_utils._maybe_include_all_linear_layers)
     ModulesToSaveWrapper.check_module = _checking(ModulesToSaveWrapper.check_module)  # type: ignore[method-assign]
+    for module, name, wrapped in _of_banks():
+        _BEFORE[f"{module.__name__}.{name}"] = (module, name, getattr(module, name))
+        setattr(module, name, wrapped(getattr(module, name)))
 
 
 def disable() -> None:
@@ -52,6 +61,9 @@ def disable() -> None:
     LoraModel._create_new_module = _BEFORE.pop("create")  # type: ignore[method-assign]
     tuners_utils._maybe_include_all_linear_layers = _BEFORE.pop("all")
     ModulesToSaveWrapper.check_module = _BEFORE.pop("check")  # type: ignore[method-assign]
+    for module, name, original in _BEFORE.values():
+        setattr(module, name, original)
+    _BEFORE.clear()
 
 
 def _creating(original: Any) -> Any:
@@ -89,6 +101,44 @@ def _quantised_linears(model: Any, config: Any) -> set[str]:
     inside = {id(module) for tuner in tuners for module in tuner.modules()}
     left = inside | {id(head) for head in heads}
     return {name for name, module in model.named_modules() if isinstance(module, QLinear) and id(module) not in left}
+
+
+def _of_banks() -> Iterator[tuple[ModuleType, str, Callable[[Any], Any]]]:
+    """What peft and transformers do to configurations and files of adapters because experts are parameters of three
+    dimensions in transformers 5: for banks whose experts are layers it must not be done."""
+    modules = {"peft.utils.transformers_weight_conversion": (_TO_BANKS, _CONVERSIONS)}
+    modules["transformers.integrations.peft"] = (_CONVERSIONS,)
+    for place, names in modules.items():
+        try:
+            module = importlib.import_module(place)
+        except ImportError:  # an older peft, or no transformers
+            continue
+        for name in names:
+            if hasattr(module, name):
+                yield module, name, _leaving_targets if name == _TO_BANKS else _leaving_files
+
+
+def _leaving_targets(original: Any) -> Any:
+    @functools.wraps(original)
+    def _convert_peft_config_moe(peft_config: Any, model: nn.Module) -> None:
+        if not _has_banks(model):
+            original(peft_config, model)
+
+    return _convert_peft_config_moe
+
+
+def _leaving_files(original: Any) -> Any:
+    @functools.wraps(original)
+    def get_model_conversion_mapping(model: nn.Module, *args: Any, **kwargs: Any) -> list[Any]:
+        conversions = original(model, *args, **kwargs)
+        # converters join tensors, such as those of experts; renamings are left
+        return [c for c in conversions if not getattr(c, "operations", None)] if _has_banks(model) else conversions
+
+    return get_model_conversion_mapping
+
+
+def _has_banks(model: nn.Module) -> bool:
+    return any(isinstance(module, QExperts) for module in model.modules())
 
 
 def _checking(original: Any) -> Any:
