@@ -12,7 +12,7 @@
 #     set: smoke  built also with PYQUANT_KERNELS=smoke;  full;  bench  built with full, never selected, only measured.
 #
 # PYQUANT_KERNELS: full; smoke; none (only the byte-wise one); sample (smoke and a row of every second family, others for every PYQUANT_SAMPLE); or a
-# regular expression over the names of rows. A row costs 7 to 13 CPU seconds (mma.sync) or 17 to 30 (wgmma).
+# regular expression over the names of rows. A row costs 4 to 13 CPU seconds (mma.sync) or 9 to 30 (wgmma).
 # PYQUANT_ARCHS (cmake/architectures.cmake) says for which chips; a row that none of them can run is not compiled.
 macro(pyquant_kernel_table)
   pyquant_family(sm80_s8s8 sm80 80
@@ -476,11 +476,12 @@ function(pyquant_table_row name family tile cluster stages schedule selectable c
   set_property(GLOBAL APPEND_STRING PROPERTY PYQUANT_LAUNCHERS_INC "${launcher}(${name})\n")
 endfunction()
 
-# Adds a row to what the build costs: CPU seconds, in the middle of what was measured with nvcc 13.0.
+# Adds a row to what the build costs: CPU seconds, in the middle of what machines took with nvcc 13.0 (36 to 70 CPU
+# minutes for every row of both chips).
 function(pyquant_count_row archs)
-  set(seconds 10)
+  set(seconds 7)
   if(archs STREQUAL "90a")
-    set(seconds 23)
+    set(seconds 14)
   endif()
   foreach(total ROWS=1 SECONDS=${seconds})
     string(REPLACE "=" ";" total "${total}")
