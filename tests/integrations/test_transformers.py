@@ -111,6 +111,7 @@ def test_enable_and_disable() -> None:
     assert T.PreTrainedModel.save_pretrained is save
     ours.disable()
     assert auto.AUTO_QUANTIZER_MAPPING["compressed-tensors"].__name__ == "CompressedTensorsHfQuantizer"
+    assert auto.AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"].__name__ == "CompressedTensorsConfig"
     assert not hasattr(T.PreTrainedModel.save_pretrained, "__wrapped__")
     ours.disable()
     ours.enable()
@@ -301,6 +302,17 @@ def test_experts_of_another_tools_file_run_in_integers(tmp_path: Path) -> None:
     assert layers(read) == 4
     want = pyquant.load_quantized_(T.Qwen3MoeForCausalLM(model.config).eval(), folder)
     assert torch.equal(out(read), out(want))
+
+
+def test_a_folder_that_pyquant_alone_reads_says_so(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = T.MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=40, num_local_experts=2)
+    model = pyquant.quantize_(T.MixtralForCausalLM(config).eval(), "W8A8Dynamic", check_speed=False)
+    with pytest.warns(pyquant.QuantizationWarning, match="cannot read this folder"):
+        pyquant.save_pretrained(model, tmp_path)
+    ours.enable()
+    with pytest.raises(pyquant.CheckpointError, match="MixtralExperts there: read it with pyquant.load_pretrained"):
+        T.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_deep_encoder_comes_back(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.quantizers.quantizer_compressed_tensors import CompressedTensorsHfQuantizer
 from transformers.utils import logging
+from transformers.utils.quantization_config import CompressedTensorsConfig
 
 from pyquant.errors import CheckpointError
 from pyquant.integrations.on_the_fly import refuse_offload
@@ -17,8 +18,22 @@ from pyquant.integrations.transformers.held import forget_sizes, home_of
 from pyquant.integrations.transformers.parallel import cutter
 from pyquant.integrations.transformers.saving import Saves
 from pyquant.integrations.transformers.takeover import Takeover
+from pyquant.io.compressed_tensors import REFUSAL
 
 _LOGGER = logging.get_logger(__name__)
+
+
+class CompressedTensorsConfigs:
+    """Makes transformers' own configuration of the words of a config.json. A folder that only pyquant reads says so,
+    where that class complains of a group's weights."""
+
+    @staticmethod
+    def from_dict(config_dict: Any, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        groups = config_dict.get("quantization_config", config_dict).get("config_groups")
+        for words, group in groups.items() if isinstance(groups, dict) else ():
+            if isinstance(group, dict) and group.get(REFUSAL):
+                raise CheckpointError(f"quantization_config: {words}")
+        return CompressedTensorsConfig.from_dict(config_dict, return_unused_kwargs=return_unused_kwargs, **kwargs)
 
 
 class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer):  # type: ignore[misc]

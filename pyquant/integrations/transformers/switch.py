@@ -9,7 +9,10 @@ from transformers import PreTrainedModel
 from transformers.quantizers import auto
 
 from pyquant.integrations.transformers.on_the_fly import PyquantConfig, PyquantHfQuantizer
-from pyquant.integrations.transformers.quantizer import PyquantCompressedTensorsHfQuantizer
+from pyquant.integrations.transformers.quantizer import (
+    CompressedTensorsConfigs,
+    PyquantCompressedTensorsHfQuantizer,
+)
 from pyquant.io.pretrained.save import has_codes
 
 METHOD: Final = "compressed-tensors"
@@ -22,7 +25,9 @@ def enable() -> None:
         return
     _BEFORE["quantizer"] = auto.AUTO_QUANTIZER_MAPPING[METHOD]
     _BEFORE["save"] = PreTrainedModel.save_pretrained
+    _BEFORE["config"] = auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD]
     auto.AUTO_QUANTIZER_MAPPING[METHOD] = PyquantCompressedTensorsHfQuantizer
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = CompressedTensorsConfigs
     PreTrainedModel.save_pretrained = _saving(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]
 
 
@@ -30,6 +35,7 @@ def disable() -> None:
     if not _BEFORE:
         return
     auto.AUTO_QUANTIZER_MAPPING[METHOD] = _BEFORE.pop("quantizer")
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = _BEFORE.pop("config")
     PreTrainedModel.save_pretrained = _BEFORE.pop("save")  # type: ignore[method-assign]
 
 
