@@ -116,14 +116,20 @@ def main(argv: list[str] | None = None) -> None:
         text = (args.text or Path(__file__)).read_text()[: 1000 if args.quick else None]
         ids = tokens_of(folder, text, quantised.config).to(args.device)
     count, results = 8 if args.quick else args.tokens, []
+    places = getattr(quantised.config, "max_position_embeddings", None) or 2**31  # GPT-2's n_positions goes by it, too
+    if count > places - 2:
+        parser.error(f"--tokens {count}: the model has {places} positions, two of them for a prompt")
+    window, length = min(args.window, places), min(128, places - count)
+    if window < args.window:
+        print(f"{'window':<25} {window} tokens: the model has no more positions")
     for name, model in (("bfloat16", floats), ("quantised", quantised)):
         if model is not None:
             model.to(args.device)
-            tokens, prompt, decode = generate(model, ids[:, :128], count)
+            tokens, prompt, decode = generate(model, ids[:, :length], count)
             results.append(tokens)
             speed = f"{prompt:.1f} tokens/s of a prompt, {decode:.1f} generated"
             print(
-                f"{name:<25} {speed}; {megabytes(model):.3f} MB; perplexity {perplexity(model, ids, args.window):.3f}"
+                f"{name:<25} {speed}; {megabytes(model):.3f} MB; perplexity {perplexity(model, ids, window):.3f}"
             )
     if floats is not None:
         print(f"same greedy tokens        {int((results[0] == results[1]).sum())} of {count}")
