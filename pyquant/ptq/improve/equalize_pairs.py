@@ -80,7 +80,8 @@ def links_of(model: nn.Module, given: Iterable[Any] | None) -> list[Link]:
     readers = Counter(name for link in found.values() for name in link.consumers)
     links = [found[name] for name in modules if name in found and all(readers[c] == 1 for c in found[name].consumers)]
     if not links:
-        got = f"a {type(model).__name__} in which no Linear or Conv2d feeds another one through a ReLU or nothing"
+        shown = "neither its graph (torch.fx) nor a rule for its blocks shows a Linear or Conv2d that feeds another one"
+        got = f"a {type(model).__name__}: {shown} through a ReLU or nothing"
         raise ArgumentError("model", got, "pairs=..., or register_smoothing")
     return links
 

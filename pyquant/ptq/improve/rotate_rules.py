@@ -12,7 +12,7 @@ from torch import nn
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.ptq.improve.smooth_rules import LLAMA
+from pyquant.ptq.improve.smooth_families import LLAMA
 
 
 @dataclass(frozen=True)

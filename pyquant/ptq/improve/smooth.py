@@ -44,8 +44,8 @@ def smooth_(
     In a model with experts the factors are powers of two: every product keeps its bits, and no token is routed anew.
     alpha     in [0, 1]: how much of the difficulty moves; more where activations are the harder part.
     pairs     [(producer, [consumers]), ...] by full name; None: all that the rules know: neighbours in nn.Sequential,
-              nn.TransformerEncoderLayer, decoder and encoder layers of transformers (those of Mixtral, Qwen2-MoE and
-              Qwen3-MoE with router and experts), and what register_smoothing named.
+              nn.TransformerEncoderLayer, blocks of transformers (docs/reconstruction.md names the families; those of
+              Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE with router and experts), and what register_smoothing named.
     batch_to_inputs   as in pyquant.calibrate.run_calibration.
     blocks, device   with a device, each block of the model (docs/reconstruction.md) is moved there while it runs, and
               back. The number of passes does not depend on the depth in any case.

@@ -14,45 +14,14 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.expert_rules import rule_of
 from pyquant.nn.experts import QExperts
 from pyquant.nn.hadamard_linear import HadamardLinear
+from pyquant.ptq.improve import smooth_families
+from pyquant.ptq.improve.smooth_families import Rule
 
-Rule = tuple[str, tuple[str, ...]]  # attribute paths below the class: the producer, its consumers
-
-LLAMA: Final[tuple[Rule, ...]] = (
-    ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-    ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
-    ("self_attn.v_proj", ("self_attn.o_proj",)),  # attention mixes tokens, not channels
-    ("mlp.up_proj", ("mlp.down_proj",)),  # act(gate) * up is linear in up
-)
-# A router and experts read one norm. Layers without experts, which some models mix in, have the pairs of LLAMA.
-_MIXTURE: Final[tuple[Rule, ...]] = (*LLAMA, ("post_attention_layernorm", ("mlp.gate", "mlp.experts")))
-_SHARED: Final[tuple[Rule, ...]] = (
-    *LLAMA,
-    (
-        "post_attention_layernorm",
-        (
-            "mlp.gate",
-            "mlp.experts",
-            "mlp.shared_expert.gate_proj",
-            "mlp.shared_expert.up_proj",
-            "mlp.shared_expert_gate",
-        ),
-    ),
-    ("mlp.shared_expert.up_proj", ("mlp.shared_expert.down_proj",)),
-)
-# The norms of post-norm encoders also feed the residual stream; their values may move into the output projection.
-_BERT: Final[tuple[Rule, ...]] = (("attention.self.value", ("attention.output.dense",)),)
-
-# Classes of transformers 5.23 by name; tests/ptq/test_smooth.py holds one small model of each family to its function.
-TRANSFORMERS_RULES: Final[dict[str, tuple[Rule, ...]]] = {
-    **dict.fromkeys(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"), LLAMA),
-    **dict.fromkeys(("MixtralDecoderLayer", "Qwen3MoeDecoderLayer"), _MIXTURE),
-    "Qwen2MoeDecoderLayer": _SHARED,
-    **dict.fromkeys(("BertLayer", "RobertaLayer", "ElectraLayer", "CamembertLayer"), _BERT),
-}
 _BY_CLASS: dict[type[nn.Module], list[Rule]] = {}
-_FAMILIES: Final = ("Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen2Moe", "Qwen3Moe")
-RMS_NORMS: Final = tuple(f"{family}RMSNorm" for family in _FAMILIES)
-_ROUTERS: Final = ("MixtralTopKRouter", "Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter")  # multiply by `weight` [E, K]
+_MIXTURES: Final = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe")
+_FAMILIES: Final = ("Llama", "Mistral", "Qwen2", "Qwen3", *_MIXTURES, "Granite", "SmolLM3", "Phi3")
+RMS_NORMS: Final = (*(f"{family}RMSNorm" for family in _FAMILIES), "T5LayerNorm", "MT5LayerNorm", "UMT5LayerNorm")
+_ROUTERS: Final = tuple(f"{family}TopKRouter" for family in _MIXTURES)  # multiply by `weight` [E, K]
 _PASSES: Final = (nn.ReLU, nn.Identity, nn.Dropout)  # positively homogeneous: f(x / s) = f(x) / s
 
 
@@ -112,7 +81,7 @@ def pairs_of(parent: nn.Module) -> Iterator[Rule]:
         if parent.activation in (F.relu, torch.relu) or isinstance(parent.activation, nn.ReLU):
             yield "linear1", ("linear2",)
     elif kind.__module__.startswith("transformers.models."):
-        yield from (rule for rule in TRANSFORMERS_RULES.get(kind.__name__, ()) if _fits(parent, rule))
+        yield from (rule for rule in smooth_families.rules_of(parent) if _fits(parent, rule))
 
 
 def is_producer(module: nn.Module) -> bool:
@@ -170,7 +139,12 @@ def _neighbours(parent: nn.Module) -> Iterator[Rule]:
 def _fits(parent: nn.Module, rule: Rule) -> bool:
     """Whether all are there; a Linear that feeds others of another width does so through grouped-query attention."""
     producer, *consumers = (find(parent, path) for path in (rule[0], *rule[1]))
-    if producer is None or None in consumers or any(isinstance(c, HadamardLinear) for c in consumers):
+    if (
+        producer is None
+        or not is_producer(producer)
+        or None in consumers
+        or any(isinstance(c, HadamardLinear) for c in consumers)
+    ):
         return False  # the transform mixes channels: a factor of one cannot pass it
     if isinstance(producer, nn.Linear) and any(c.in_features != producer.out_features for c in consumers):
         return False
