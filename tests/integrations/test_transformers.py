@@ -311,7 +311,7 @@ def test_a_folder_that_pyquant_alone_reads_says_so(tmp_path: Path) -> None:
     with pytest.warns(pyquant.QuantizationWarning, match="cannot read this folder"):
         pyquant.save_pretrained(model, tmp_path)
     ours.enable()
-    with pytest.raises(pyquant.CheckpointError, match="MixtralExperts there: read it with pyquant.load_pretrained"):
+    with pytest.raises(pyquant.CheckpointError, match=r"MixtralExperts there: read it with pyquant\.load_pretrained"):
         T.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 

@@ -106,9 +106,10 @@ def _quantised_linears(model: Any, config: Any) -> set[str]:
 def _of_banks() -> Iterator[tuple[ModuleType, str, Callable[[Any], Any]]]:
     """What peft and transformers do to configurations and files of adapters because experts are parameters of three
     dimensions in transformers 5: for banks whose experts are layers it must not be done."""
-    modules = {"peft.utils.transformers_weight_conversion": (_TO_BANKS, _CONVERSIONS)}
-    modules["transformers.integrations.peft"] = (_CONVERSIONS,)
-    for place, names in modules.items():
+    for place, names in (
+        ("peft.utils.transformers_weight_conversion", (_TO_BANKS, _CONVERSIONS)),
+        ("transformers.integrations.peft", (_CONVERSIONS,)),
+    ):
         try:
             module = importlib.import_module(place)
         except ImportError:  # an older peft, or no transformers

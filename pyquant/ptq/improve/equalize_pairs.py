@@ -16,6 +16,7 @@ from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.ptq.improve import smooth_rules as rules
+from pyquant.ptq.improve.smooth_families import Rule
 
 # f(s x) = s f(x) for s > 0, channel by channel, and zeros (padding) stay zeros
 _MODULES: Final = (
@@ -120,14 +121,14 @@ def _columns(module: Any) -> int:
     return int(module.in_channels if isinstance(module, nn.Conv2d) else module.weight.shape[1])
 
 
-def _by_rules(modules: dict[str, nn.Module]) -> Iterator[rules.Rule]:
+def _by_rules(modules: dict[str, nn.Module]) -> Iterator[Rule]:
     for name, parent in modules.items():
         prefix = f"{name}." if name else ""
         for producer, consumers in rules.pairs_of(parent):
             yield prefix + producer, tuple(prefix + consumer for consumer in consumers)
 
 
-def _traced(model: nn.Module) -> Iterator[rules.Rule]:
+def _traced(model: nn.Module) -> Iterator[Rule]:
     """Links in the graph of a model; none where it cannot be traced."""
     try:
         with evaluating(model):
