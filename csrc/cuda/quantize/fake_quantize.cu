@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kBlock, 1) fake_rows_kernel(Matrix<T> m, FakeG
   release_successor();
   FakeStep step{};
   if (given.parts) {
-    Range range;
+    Range range{};
     for (int i = threadIdx.x; i < given.part_count; i += kBlock) range = merged(range, given.parts[i]);
     const Step own = step_of(reduce_block(range, ranges), given.symmetric, given.qmin, given.qmax);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kBlock) quantize_given_kernel(Matrix<T> m, Giv
   write_zeros(to.zeros);
   Step step{1.f, 1.f, 0};
   if (given.parts) {
-    Range range;
+    Range range{};
     for (int i = threadIdx.x; i < given.part_count; i += blockDim.x) range = merged(range, given.parts[i]);
     step = step_of(reduce_block(range, ranges), given.symmetric, to.qmin, to.qmax);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {

@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kBlock)
   for (int64_t image = blockIdx.y; image < batch; image += gridDim.y) {
     Step step{1.f, 1.f, 0};
     if (steps.parts) {
-      Range range;
+      Range range{};
       for (int i = static_cast<int>(threadIdx.x); i < steps.part_count; i += kBlock)
         range = merged(range, steps.parts[image * steps.part_count + i]);
       step = step_of(reduce_block(range, ranges), steps.symmetric, steps.qmin, steps.qmax);

@@ -13,7 +13,7 @@ constexpr int kMostThreads = 1024;  // of any block
 
 // Bits of the largest magnitude on either side of 0. Symmetric: `above` alone, of all values.
 struct Range {
-  uint32_t below = 0, above = 0;
+  uint32_t below, above;  // no initialisers: shared memory has none
 };
 
 __device__ __forceinline__ Range merged(const Range& a, const Range& b) {
