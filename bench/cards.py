@@ -73,6 +73,8 @@ CARDS = (
 
 ASKED = (
     ("W4A16(group_size=128)", 1),
+    ("W4A16(group_size=128)", 48),
+    ("W4A16(group_size=128)", 128),
     ("W8A8Dynamic", 1),
     ("W4A8Dynamic", 16),
     ("W8A8Dynamic", 16),

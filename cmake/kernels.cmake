@@ -396,6 +396,7 @@ macro(pyquant_kernel_table)
   pyquant_kernel(decode_w8a16 16x32x64   1x1 decode 3 full)
   pyquant_kernel(decode_w8a16 16x128x64  1x1 decode 3 full)
   pyquant_kernel(decode_w8a16 32x128x64  1x1 decode 3 full)
+  pyquant_kernel(decode_w8a16 48x128x64  1x1 decode 2 full)
 
   pyquant_family(decode_w4a16 decode 80
                  "GemmDecode<@TILE@, @STAGES@, false, DecodeW4A16<__half>, DecodeW4A16<__nv_bfloat16>>")
@@ -403,6 +404,7 @@ macro(pyquant_kernel_table)
   pyquant_kernel(decode_w4a16 16x128x128 1x1 decode 3 full)
   pyquant_kernel(decode_w4a16 32x128x128 1x1 decode 3 full)
   pyquant_kernel(decode_w4a16 32x32x128  1x1 decode 2 full)
+  pyquant_kernel(decode_w4a16 48x128x128 1x1 decode 2 full)
 endmacro()
 
 set(PYQUANT_INSTANCES_PER_FILE 6)

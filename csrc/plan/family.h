@@ -332,7 +332,7 @@ constexpr FamilyFacts decode(const char* name, DType x, DType w) {
   f.engine = Engine::decode;
   f.k_multiple = 128 / bits_of(w);
   if (is_float(x)) {
-    f.m_max = 32;  // beyond, the codes are dequantised for the framework's product
+    f.m_max = 128;  // several tiles of tokens, as far as the cost model was looked at
     f.x = type_bit(DType::f16) | type_bit(DType::bf16);
     f.w_zero_point = true;
     f.group_multiple = 32;
@@ -343,6 +343,7 @@ constexpr FamilyFacts decode(const char* name, DType x, DType w) {
 // The same with clusters. Group scales of integers are added in order by one block, which gains nothing here.
 constexpr FamilyFacts hopper_decode(const char* name, DType x, DType w) {
   FamilyFacts f = decode(name, x, w);
+  if (is_float(x)) f.m_max = 32;  // beyond, wgmma rows do as well and more surely
   f.sm_min = 90;
   f.sm_end = 91;
   return f;

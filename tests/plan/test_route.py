@@ -84,15 +84,16 @@ CASES = {
     "floats by the framework": ("float_linear", {"x": "f16", "w": "f16"}, False, 90, "framework", None),
     "codes of very many tokens, too": ("float_linear", {"x": "f16", "m": 8192}, False, 90, "framework", None),
     "of fewer, by a row of ours": ("float_linear", {"x": "f16", "m": 64}, False, 90, "given", "gemm_sm90_w8a16"),
-    "and of int4": ("float_linear", {"x": "bf16", "m": 64, "w": "s4"}, False, 80, "given", "gemm_sm80_w4a16"),
+    "and of int4": ("float_linear", {"x": "bf16", "m": 64, "w": "s4"}, False, 80, "given", "gemm_decode_w4a16"),
     "in groups, too": (
         "float_linear",
         {"x": "f16", "m": 64, "w": "s4", "group_size": 64},
         False,
         86,
         "given",
-        "gemm_sm80_w4a16",
+        "gemm_decode_w4a16",
     ),
+    "of more": ("float_linear", {"x": "f16", "m": 192, "w": "s4"}, False, 86, "given", "gemm_sm80_w4a16"),
     "of few, by our row": ("float_linear", {"x": "bf16", "m": 4}, False, 90, "given", "gemm_sm90_decode_w8a16"),
     "float32 rows": ("float_linear", {"x": "f32", "m": 4}, False, 90, "framework", None),
 }
