@@ -128,9 +128,7 @@ def main(argv: list[str] | None = None) -> None:
             tokens, prompt, decode = generate(model, ids[:, :length], count)
             results.append(tokens)
             speed = f"{prompt:.1f} tokens/s of a prompt, {decode:.1f} generated"
-            print(
-                f"{name:<25} {speed}; {megabytes(model):.3f} MB; perplexity {perplexity(model, ids, window):.3f}"
-            )
+            print(f"{name:<25} {speed}; {megabytes(model):.3f} MB; perplexity {perplexity(model, ids, window):.3f}")
     if floats is not None:
         print(f"same greedy tokens        {int((results[0] == results[1]).sum())} of {count}")
     with tempfile.TemporaryDirectory() as place, torch.no_grad():
