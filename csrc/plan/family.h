@@ -343,7 +343,7 @@ constexpr FamilyFacts decode(const char* name, DType x, DType w) {
 // The same with clusters. Group scales of integers are added in order by one block, which gains nothing here.
 constexpr FamilyFacts hopper_decode(const char* name, DType x, DType w) {
   FamilyFacts f = decode(name, x, w);
-  if (is_float(x)) f.m_max = 32;  // beyond, wgmma rows do as well and more surely
+  if (is_float(x)) f.m_max = 32;  // beyond, those without clusters
   f.sm_min = 90;
   f.sm_end = 91;
   return f;

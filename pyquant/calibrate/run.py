@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,11 @@ from pyquant.calibrate.statistics import RangeStatistics
 from pyquant.core import arguments
 from pyquant.core.modes import evaluating
 from pyquant.core.names import listed
-from pyquant.errors import ArgumentError, CalibrationError, QuantizationWarning
+from pyquant.errors import ArgumentError, CalibrationError, PyquantError, QuantizationWarning
 
 LABELS = ("label", "labels")
+# what models raise over a batch that is not theirs, beside RuntimeError
+_OF_MODELS: Final = (ValueError, AttributeError, LookupError, AssertionError)
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Collected = dict[str, Mapping[str, RangeStatistics]]
@@ -124,10 +126,12 @@ def run_calibration(
             except ArgumentError as error:
                 where = f"{running[-1]}, " if running else ""
                 raise type(error)(error.argument, f"{error.got} ({where}batch {done})", error.allowed) from error
-            except RuntimeError as error:
-                if type(error) is not RuntimeError:  # out of memory, and other errors with a name of their own
+            except (RuntimeError, *_OF_MODELS) as error:
+                is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError  # out of memory
+                if is_other or isinstance(error, PyquantError):
                     raise
-                raise CalibrationError(f"data: on batch {done} the model raised: {error}") from error
+                kind = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
+                raise CalibrationError(f"data: on batch {done} the model raised: {kind}{error}") from error
             if saved is not None and (done + 1) % every == 0:
                 saved.save(done + 1)
             if on_batch is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
+from pyquant.cli.outputs import check_file, check_folder
 from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 from pyquant.report.render import table
@@ -54,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.recipe import Recipe
     from pyquant.simulate.calibrate import targets_of
 
+    is_file = Path(args.out).suffix == ".json" and not Path(args.out).is_dir()
+    check_file("--out", args.out, (".json",)) if is_file else check_folder("--out", args.out)
     factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)
     recipe = Recipe.load(args.recipe)  # last: it may name what the two modules register
     with ProgressBar("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:

@@ -277,4 +277,6 @@ def _kind(module: nn.Module) -> str | None:
 
 
 def _state_bytes(model: nn.Module) -> int:
-    return sum(t.nbytes for t in model.state_dict().values() if hasattr(t, "nbytes"))
+    """Of the tensors of a state, those in the same memory (tied weights) once."""
+    tensors = [t for t in model.state_dict().values() if hasattr(t, "nbytes")]
+    return sum({(t.data_ptr() or id(t), t.nbytes): t.nbytes for t in tensors}.values())

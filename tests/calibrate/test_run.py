@@ -310,6 +310,20 @@ class TwoInputs(nn.Module):
         return self.first(x) + y
 
 
+@pytest.mark.parametrize("error", [ValueError("a or b"), AttributeError("no size"), KeyError("k"), IndexError("i")])
+def test_what_a_model_raises_over_a_batch_names_the_batch(error: Exception) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+
+    def raising(_: nn.Module, args: tuple[torch.Tensor]) -> None:
+        if args[0].sum() > 0:
+            raise error
+
+    model.register_forward_pre_hook(raising)
+    data = [-torch.ones(2, 4), torch.ones(2, 4)]
+    with pytest.raises(pyquant.CalibrationError, match=f"on batch 1 the model raised: {type(error).__name__}: "):
+        pyquant.quantize_(model, "W8A8", data=data)
+
+
 def test_batches_that_forward_does_not_take_are_told_with_the_way_out() -> None:
     data = [(torch.ones(2, 4), torch.ones(2, 4))] * 2
     with pytest.raises(ArgumentError, match=r"'data'.*missing a required argument: 'y'.*batch_to_inputs"):

@@ -138,6 +138,16 @@ def test_a_recipe_without_static_tensors_needs_no_data() -> None:
         (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "d.json"], 2, "no static tensor"),
         (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "many.json"], 1, "9 batches were asked for"),
         (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "key.json"], 2, "'nothing'"),
+        (
+            ["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "r.json", "--out", "/proc/x.json"],
+            2,
+            "'--out': got /proc/x.json: /proc cannot be written to",
+        ),
+        (
+            ["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "r.json", "--out", "r.json/x"],
+            2,
+            "'--out': got",
+        ),
         (["quantize", MODEL, "--recipe", "r.json", "--out", "q"], 2, "1.input"),
         (["quantize", MODEL, "--recipe", "r.json", "--calibration", "c.json", "--out", "q"], 2, "another recipe"),
         (["quantize", MODEL, "--recipe", "r.json", "--calibration", "gone", "--out", "q"], 2, "no such file"),

@@ -35,11 +35,19 @@ CASES: dict[str, tuple[str, dict[str, Any], torch.dtype]] = {
     ),
     "Gemma3ForCausalLM": ("an embedding with a buffer", {**LLAMA, "head_dim": 16}, torch.bfloat16),
     "BertForMaskedLM": ("a bias under two names", SIZES, torch.float32),
+    "CLIPTextModel": ("an initialisation of a block that fills the embeddings in it", SIZES, torch.float32),
+    "CLIPVisionModel": (
+        "one that fills layers",
+        {**{k: v for k, v in SIZES.items() if k[0] not in "vm"}, "image_size": 16, "patch_size": 8},
+        torch.float32,
+    ),
 }
 CONFIGS = {
     "Gemma3ForCausalLM": "Gemma3TextConfig",
     "T5ForConditionalGeneration": "T5Config",
     "GPT2LMHeadModel": "GPT2Config",
+    "CLIPTextModel": "CLIPTextConfig",
+    "CLIPVisionModel": "CLIPVisionConfig",
 }
 
 

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations, prune
 
 import pyquant
 from pyquant.core.presets import FP16, W4A8, W8A8, W8A16, W4A8Dynamic, W8A8Dynamic
-from pyquant.nn import convert, swap
+from pyquant.nn import convert, parents, swap
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
@@ -476,7 +476,8 @@ SEAMS: list[tuple[Any, str]] = [
     (convert.obstacles, "why_not"),
     (convert.obstacles, "carry_hooks"),
     (swap, "put"),
-    (swap, "_leave_fused_path"),
+    (swap, "tell_parents"),
+    (parents, "_leave_fused_path"),
 ]
 
 

@@ -177,6 +177,12 @@ def test_no_pair_through_what_is_not_homogeneous(between: nn.Module) -> None:
         equalize_(mlp(between))
 
 
+def test_batchnorms_in_between_are_named() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
+    with pytest.raises(ArgumentError, match="allowed: fold_batch_norm_ first, as BatchNorms stand between"):
+        equalize_(model)
+
+
 def test_no_pair_of_shared_tied_or_watched_layers() -> None:
     shared = nn.Linear(8, 8)
     tied = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))

@@ -169,6 +169,9 @@ def _image_size(config: Any) -> tuple[int, int]:
     return (int(size[0]), int(size[1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
 
 
+_FLOATS: Final = ((QLinear, nn.Linear), (QConv2d, nn.Conv2d), (QEmbedding, nn.Embedding))
+
+
 def refill_buffers(model: Any, undo: list[Callable[[], Any]]) -> None:
     """Gives buffers that are on the meta device, which no file holds, the numbers that a new model has in them.
 
@@ -190,19 +193,23 @@ def refill_buffers(model: Any, undo: list[Callable[[], Any]]) -> None:
 
 
 def _beside(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> Any:
-    """A twin of a module with these buffers, its weights on the meta device: filling it leaves the module's own."""
-    kind = getattr(module, "_kind", type(module))  # of a quantised embedding of a class of its own: that class
+    """A twin of a module with these buffers, its weights and those of all modules in it on the meta device: filling it
+    leaves the module's own. Quantised layers have float twins, which may be filled."""
+    kind = next((floats for quantised, floats in _FLOATS if isinstance(module, quantised)), type(module))
+    kind = getattr(module, "_kind", kind)  # of a quantised embedding of a class of its own: that class
     twin = kind.__new__(kind)
     twin.__dict__.update(module.__dict__)
     held = dict(module._parameters)
     if isinstance(module, (QLinear, QConv2d, QEmbedding)):
         held["weight"] = cast(nn.Parameter, module.weight)
+        held["bias"] = cast("nn.Parameter | None", getattr(module, "bias", None))
     empty = {
         name: None if p is None else nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), False)
         for name, p in held.items()
     }
     twin.__dict__["_parameters"] = empty
     twin.__dict__["_buffers"] = {**module._buffers, **buffers}
+    twin.__dict__["_modules"] = {name: child and _beside(child, {}) for name, child in module._modules.items()}
     return twin
 
 

@@ -92,6 +92,7 @@ def quantisable(model: nn.Module, filter_fn: Filter | None = None) -> list[Site]
         site
         for site in find_sites(model, (nn.Linear, nn.Conv2d))
         if obstacles.why_not(site.module, site.parents) is None
+        and obstacles.read_by(site.module, site.parents) is None
         and (filter_fn is None or all(filter_fn(site.module, name) for name in site.names))
     ]
 

@@ -19,6 +19,7 @@ from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.mixed_precision.choices.watch import hooked
 from pyquant.mixed_precision.loss.scorers.layers import rounded_input
+from pyquant.nn.experts import QExperts
 from pyquant.nn.flow import first_given, first_tensor
 from pyquant.nn.forms import expose_reversibly
 from pyquant.nn.linear_call import LinearCall
@@ -45,7 +46,8 @@ def error_report(
                recurrent layers, Conv1D and experts by the names that quantize_ gives them (expose_linears_).
     data       at least `num_batches` batches, as QuantizationCalibrator.calibrate_model takes them.
     ->         ErrorReport. Of each layer: 'weight' and 'input' (rounding and clipping of one tensor), 'alone' (the
-               layer fed by the float model) and 'output' (fed by the quantised one); of the model the row of name ''.
+               layer fed by the float model) and 'output' (fed by the quantised one: not of experts, which see other
+               tokens there); of the model the row of name ''.
                `report.skipped` says which layers have no counterpart, or compute more (an activation, codes).
     Both models run in eval mode without gradients and are otherwise unchanged. Sums are float64.
     Raises ArgumentError; CalibrationError where the data end too early.
@@ -128,6 +130,7 @@ class _Pair:
     name: str
     layer: Any
     original: Any
+    is_routed: bool = False  # the rows that it is given are those of other tokens in the other model
 
     @property
     def scheme(self) -> QScheme:
@@ -144,6 +147,7 @@ class _Pair:
 
 def _pairs(model: nn.Module, reference: nn.Module, skipped: dict[str, str]) -> list[_Pair]:
     originals, pairs = dict(reference.named_modules()), []
+    banks = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, QExperts))
     for name, layer in model.named_modules():
         if not isinstance(layer, (LinearCall, SimulatedLayer)) or layer.scheme.is_float:  # type: ignore[union-attr]
             continue
@@ -154,7 +158,7 @@ def _pairs(model: nn.Module, reference: nn.Module, skipped: dict[str, str]) -> l
         elif _matrix(original, weight).shape != _quantised_weight(layer).shape:
             skipped[name] = f"the reference's weights are {list(weight.shape)}"
         else:
-            pairs.append(_Pair(name, layer, original))
+            pairs.append(_Pair(name, layer, original, name.startswith(banks)))
     return pairs
 
 
@@ -232,8 +236,10 @@ def _add_batch(
     def quantised(pair: _Pair) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: Any, keywords: Any, y: Any) -> None:
             references = given.get(pair.name)
-            if references and isinstance(y, Tensor) and not pair.computes_more:
-                _entry(sums, pair.name, "output").add(y, references.pop(0))
+            if references and isinstance(y, Tensor) and not pair.computes_more and not pair.is_routed:
+                want = references.pop(0)
+                if want.shape == y.shape:
+                    _entry(sums, pair.name, "output").add(y, want)
 
         return hook
 

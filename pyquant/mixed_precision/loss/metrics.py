@@ -94,10 +94,16 @@ def _checked(reference: Tensor, output: Tensor, batch: int) -> tuple[Tensor, Ten
     return reference.detach().reshape(-1, columns), output.detach().reshape(-1, columns)
 
 
+def check_columns(metric: str, columns: int) -> None:
+    """Raise ArgumentError where one number a row has no distance of its own: it is all of the probability, and all of
+    the direction."""
+    if columns < 2:
+        allowed = "'mse' or 'sqnr', or two columns and more in the last dimension (of 'kl': logits of classes)"
+        raise ArgumentError("metric", f"'{metric}' of outputs [..., {columns}]", allowed)
+
+
 def _kl_rows(reference: Tensor, output: Tensor) -> Tensor:
-    if reference.shape[1] < 2:
-        allowed = "'mse' or 'sqnr', or logits of two classes and more in the last dimension"
-        raise ArgumentError("metric", f"'kl' of outputs [..., {reference.shape[1]}]", allowed)
+    check_columns("kl", reference.shape[1])
     log_p, log_q = torch.log_softmax(reference, -1), torch.log_softmax(output, -1)
     return (log_p.exp() * (log_p - log_q)).sum(-1, keepdim=True)
 
@@ -112,6 +118,7 @@ def _mean_square_rows(reference: Tensor, output: Tensor) -> Tensor:
 
 def _angle_rows(reference: Tensor, output: Tensor) -> Tensor:
     """1 - cosine as half the squared distance of unit vectors: exact also where it is tiny."""
+    check_columns("cosine", reference.shape[1])
     a, b = (t / t.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny) for t in (reference, output))
     distance = (a - b).square().sum(-1, keepdim=True) / 2
     return torch.where((a == 0).all(-1, keepdim=True) ^ (b == 0).all(-1, keepdim=True), 1.0, distance)

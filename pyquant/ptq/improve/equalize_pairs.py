@@ -83,7 +83,9 @@ def links_of(model: nn.Module, given: Iterable[Any] | None) -> list[Link]:
     if not links:
         shown = "neither its graph (torch.fx) nor a rule for its blocks shows a Linear or Conv2d that feeds another one"
         got = f"a {type(model).__name__}: {shown} through a ReLU or nothing"
-        raise ArgumentError("model", got, "pairs=..., or register_smoothing")
+        between = any(isinstance(module, nn.BatchNorm2d) for module in modules.values())
+        fold = "fold_batch_norm_ first, as BatchNorms stand between; " if between else ""
+        raise ArgumentError("model", got, f"{fold}pairs=..., or register_smoothing")
     return links
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from expert_banks import Bank, register_banks
-from torch import nn
+from torch import Tensor, nn
 
 import pyquant
 from pyquant.errors import ArgumentError
@@ -68,6 +68,20 @@ def test_what_cannot_be_quantised_or_is_filtered_is_in_no_group() -> None:
         find_groups(nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match="grouping"):
         find_groups(model, "pairs")
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x @ self.fc.weight.mT)
+
+
+def test_what_another_module_multiplies_by_is_in_no_group() -> None:
+    assert [g.name for g in find_groups(Reader())] == ["out"]
 
 
 def test_a_shared_layer_is_one_layer() -> None:

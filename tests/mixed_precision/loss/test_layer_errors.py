@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from expert_banks import Bank, register_banks
 from torch import Tensor, nn
 
 import pyquant
 from pyquant import error_report
 from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
+from pyquant.nn import expert_rules
 from pyquant.report.error import error_table, write_errors
 from pyquant.report.records.record import load_record
 
@@ -129,6 +131,32 @@ class Rewritten(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.lstm(self.attention(x, x, x)[0])[0]
         return y
+
+
+class Routed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.bank = nn.Linear(8, 8), Bank(4, 8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rows(x)
+        weights, index = x[:, :4].softmax(-1).topk(1)
+        return self.bank(x, index, weights)
+
+
+def test_experts_that_see_other_tokens_are_not_compared_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding in front of a router sends tokens elsewhere: as many rows then are those of others."""
+    monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
+    register_banks()
+    torch.manual_seed(0)
+    floats = Routed().eval()
+    model = pyquant.quantize_(copy.deepcopy(floats), "W4A4Dynamic", check_speed=False, on_indivisible="per_channel")
+    report = error_report(model, floats, [torch.randn(40, 8) for _ in range(4)], num_batches=4)
+    layers = {row.layer for row in report.rows}
+    tensors = {name: {row.tensor for row in report.rows if row.layer == name} for name in layers}
+    assert tensors["rows"] == {"weight", "input", "alone", "output"}
+    assert tensors["bank.0.gate_up_proj"] == {"weight", "input", "alone"}
+    assert "output" in tensors[""]
 
 
 def test_layers_that_quantize_makes_of_other_classes_are_compared() -> None:

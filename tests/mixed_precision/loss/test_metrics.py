@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import pyquant
 from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
 from pyquant.mixed_precision.loss import metrics
 from pyquant.mixed_precision.loss.metrics import (
@@ -94,6 +96,20 @@ def test_edges() -> None:
     assert _distance("kl", torch.tensor([[0.0, -1e4]]), torch.tensor([[0.0, 1e4]])) == pytest.approx(1e4, rel=1e-3)
 
 
+@pytest.mark.parametrize("metric", ["kl", "cosine"])
+def test_one_number_a_row_has_no_direction(metric: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"'{metric}' of outputs \[..., 1\]; allowed: 'mse' or 'sqnr'"):
+        _distance(metric, torch.rand(5, 1), torch.rand(5, 1))
+
+
+@pytest.mark.parametrize("metric", ["fisher", "hessian", "noise", "kl", "cosine"])
+def test_layers_of_a_model_with_one_output_are_not_said_to_cost_nothing(metric: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    data = [torch.randn(6, 4) for _ in range(2)]
+    with pytest.raises(ArgumentError, match=r"of outputs \[..., 1\]; allowed: 'mse' or 'sqnr'"):
+        pyquant.sensitivity(model, data, ("float", "W8A8Dynamic"), metric=metric, num_batches=2)
+
+
 def test_bad_input_is_refused_with_its_batch() -> None:
     good = torch.ones(2, 3)
     for name in OUTPUT_METRICS:
@@ -112,7 +128,7 @@ def test_bad_input_is_refused_with_its_batch() -> None:
         _distance("mse", good, torch.ones(2, 3, dtype=torch.int32))
     with pytest.raises(ArgumentError, match="floating-point"):
         _distance("mse", torch.tensor(1.0), torch.tensor(1.0))
-    with pytest.raises(ArgumentError, match="two classes"):
+    with pytest.raises(ArgumentError, match="two columns"):
         _distance("kl", torch.ones(4, 1), torch.ones(4, 1))
     with pytest.raises(ArgumentError, match="'kl'"):
         find_metric("entropy")

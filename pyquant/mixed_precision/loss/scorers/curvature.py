@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.loss.metrics import check_columns
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def joined(vectors: Sequence[Tensor], rows: int) -> list[Tensor]:
 
 
 def _label_loss(outputs: Tensor, generator: torch.Generator) -> Tensor:
+    check_columns("kl", outputs.shape[-1])
     probabilities = torch.softmax(outputs.detach().double(), -1)
     labels = torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
     return F.cross_entropy(outputs.double(), labels, reduction="sum")
@@ -75,6 +77,7 @@ def _normal_product(outputs: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _kl_from_itself(outputs: Tensor) -> Tensor:
+    check_columns("kl", outputs.shape[-1])
     log_p = torch.log_softmax(outputs.double(), -1)
     old = log_p.detach()
     return (old.exp() * (old - log_p)).sum()
