@@ -104,9 +104,20 @@ def run(args: argparse.Namespace) -> int:
                 raise
             why_not = f"--inputs: {error.got}"
     wrong = [v.name for v in verdicts if v.exact is False]
-    floats = float_matrices(checkpoint)
-    _print(args, verdicts, whole, checkpoint.manifest_sha256, len(checkpoint.layers), wrong, floats, traced, why_not)
+    floats, others = float_matrices(checkpoint), None if float_model is None else other_tensors(checkpoint, float_model)
+    digest, count = checkpoint.manifest_sha256, len(checkpoint.layers)
+    _print(args, verdicts, whole, digest, count, wrong, floats, others, traced, why_not)
     return 1 if wrong else 0
+
+
+def other_tensors(checkpoint: Checkpoint, float_model: nn.Module) -> list[str]:
+    """Names of tensors in floating point whose numbers are not those of the float model, in the checkpoint's type."""
+    state = float_model.state_dict()
+    return sorted(
+        name
+        for name, tensor in checkpoint.tensors.items()
+        if name in state and tensor.is_floating_point() and not torch.equal(tensor, state[name].to(tensor.dtype))
+    )
 
 
 def float_matrices(checkpoint: Checkpoint) -> dict[str, float]:
@@ -204,6 +215,7 @@ def _print(
     count: int,
     wrong: list[str],
     floats: dict[str, float],
+    others: list[str] | None,
     traced: list[FloatMatrix] | None,
     why_not: str,
 ) -> None:
@@ -212,6 +224,7 @@ def _print(
             {k: (str(v) if v in (math.inf, -math.inf) else v) for k, v in asdict(item).items()} for item in verdicts
         ]
         report = {"ok": not wrong, "manifest_sha256": digest, "layers": layers, "model": whole, "float": floats}
+        report["other_tensors"] = others
         report["run"] = None if traced is None else [asdict(one) for one in traced]
         print(json.dumps(report, indent=1))
         return
@@ -223,6 +236,10 @@ def _print(
         shown = ", ".join(f"{name} ({share:.1%})" for name, share in list(floats.items())[:5])
         more = f" and {len(floats) - 5} more" if len(floats) > 5 else ""
         print(f"floating point: {sum(floats.values()):.1%} of the weights: {shown}{more}")
+    if others:
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        why = "which improvers and training change; else it is another float model"
+        print(f"not as in the float model: {', '.join(others[:5])}{more} (in floating point), {why}")
     print(_told_of_run(traced, why_not))
     print(f"files: every byte as the manifest says ({count} quantised layers); manifest SHA-256 {digest}")
     if wrong:

@@ -117,6 +117,38 @@ def test_verify_tells_what_a_checkpoint_holds_in_floating_point(capsys: pytest.C
     assert list(json.loads(capsys.readouterr().out)["float"]) == ["3.weight", "0.weight"]
 
 
+PAIR = """
+import torch
+from torch import nn
+
+
+def build(more=0.0):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 32), nn.Linear(32, 32), nn.LayerNorm(32))
+    with torch.no_grad():
+        model[0].weight[3, 4] += more
+    return model
+
+
+def other():
+    return build(1.0)
+"""
+
+
+def test_verify_names_floats_that_are_not_the_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "pair_models.py").write_text(PAIR)
+    assert main(["quantize", "pair_models:build", "--scheme", "W8A8Dynamic", "--out", "q"]) == 0
+    told = []
+    for model in ("build", "other"):
+        capsys.readouterr()
+        assert main(["verify", "q", "--against", f"pair_models:{model}"]) == 0
+        told.append(capsys.readouterr().out)
+        assert main(["verify", "q", "--against", f"pair_models:{model}", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["other_tensors"] == ([] if model == "build" else ["0.weight"])
+    assert "not as in the float model" not in told[0]
+    assert "not as in the float model: 0.weight (in floating point), which improvers and training change" in told[1]
+
+
 def test_verify_runs_the_model_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "odd_models.py").write_text(ODD)
     assert main(["quantize", "odd_models:build", "--scheme", "W8A8Dynamic", "--out", "q"]) == 0
