@@ -262,7 +262,7 @@ class LinearState(nn.Module):
         is_coded = self._form.scheme is not None
         name = "weight_scale" if is_coded else self._weight_name
         new = held[name] * factor
-        if is_coded and not torch.equal(new / factor, held[name]):
+        if is_coded and not new.is_meta and not torch.equal(new / factor, held[name]):
             return False
         self._fill(held | {name: new}, in_place=True)
         return True

@@ -209,7 +209,9 @@ def _beside(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> Any:
     }
     twin.__dict__["_parameters"] = empty
     twin.__dict__["_buffers"] = {**module._buffers, **buffers}
-    twin.__dict__["_modules"] = {name: child and _beside(child, {}) for name, child in module._modules.items()}
+    twin.__dict__["_modules"] = {
+        name: None if child is None else _beside(child, {}) for name, child in module._modules.items()
+    }
     return twin
 
 

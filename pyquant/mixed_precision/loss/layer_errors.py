@@ -96,11 +96,12 @@ def _report(
         if pair.name not in moved:
             _add_weight(sums, pair)
     called: set[str] = set()
+    other: set[str] = set()
     to_inputs, done = inputs_of(reference, batch_to_inputs), 0
     with evaluating(model), evaluating(reference), torch.no_grad():
         for _, batch in zip(range(num_batches), data, strict=False):
             args, kwargs = to_inputs(batch)
-            _add_batch(sums, [p for p in pairs if p.name not in moved], called, model, reference, args, kwargs)
+            _add_batch(sums, [p for p in pairs if p.name not in moved], called, other, model, reference, args, kwargs)
             done += 1
     if done < num_batches:
         raise too_few(num_batches, done)
@@ -114,6 +115,10 @@ def _report(
             skipped[pair.name] = "the float model did not call it as a layer: only its weight is compared"
         elif pair.computes_more:
             skipped[pair.name] = f"it {pair.computes_more}: its result is not the float layer's"
+        elif pair.bank and pair.bank not in skipped:
+            skipped[pair.bank] = "its experts see other tokens in the quantised model: their 'output' is not compared"
+    for name in sorted(other):
+        skipped[name or "the model"] = "some results have another shape in the quantised model: they are not compared"
     rows = [
         sums[key].row(*key, scheme)
         for name, scheme in [*((p.name, p.scheme) for p in pairs), ("", None)]
@@ -130,7 +135,7 @@ class _Pair:
     name: str
     layer: Any
     original: Any
-    is_routed: bool = False  # the rows that it is given are those of other tokens in the other model
+    bank: str = ""  # of experts that it belongs to: its rows are those of other tokens in the other model
 
     @property
     def scheme(self) -> QScheme:
@@ -147,7 +152,7 @@ class _Pair:
 
 def _pairs(model: nn.Module, reference: nn.Module, skipped: dict[str, str]) -> list[_Pair]:
     originals, pairs = dict(reference.named_modules()), []
-    banks = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, QExperts))
+    banks = [name for name, module in model.named_modules() if isinstance(module, QExperts)]
     for name, layer in model.named_modules():
         if not isinstance(layer, (LinearCall, SimulatedLayer)) or layer.scheme.is_float:  # type: ignore[union-attr]
             continue
@@ -158,7 +163,8 @@ def _pairs(model: nn.Module, reference: nn.Module, skipped: dict[str, str]) -> l
         elif _matrix(original, weight).shape != _quantised_weight(layer).shape:
             skipped[name] = f"the reference's weights are {list(weight.shape)}"
         else:
-            pairs.append(_Pair(name, layer, original, name.startswith(banks)))
+            bank = next((bank for bank in banks if name.startswith(f"{bank}.")), "")
+            pairs.append(_Pair(name, layer, original, bank))
     return pairs
 
 
@@ -213,12 +219,17 @@ def _add_batch(
     sums: _AllSums,
     pairs: list[_Pair],
     called: set[str],
+    other: set[str],
     model: nn.Module,
     reference: nn.Module,
     args: Any,
     kwargs: Any,
 ) -> None:
-    """One batch through both models; what the float layers gave is held until the quantised ones have run."""
+    """One batch through both models; what the float layers gave is held until the quantised ones have run.
+
+    called, other  receive the names of layers that the float model called, and of those (and '' for the model) whose
+                   results have another shape in the quantised one.
+    """
     given: dict[str, list[Tensor]] = {}
 
     def originally(pair: _Pair) -> Callable[..., None]:
@@ -236,10 +247,12 @@ def _add_batch(
     def quantised(pair: _Pair) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: Any, keywords: Any, y: Any) -> None:
             references = given.get(pair.name)
-            if references and isinstance(y, Tensor) and not pair.computes_more and not pair.is_routed:
+            if references and isinstance(y, Tensor) and not pair.computes_more and not pair.bank:
                 want = references.pop(0)
                 if want.shape == y.shape:
                     _entry(sums, pair.name, "output").add(y, want)
+                else:
+                    other.add(pair.name)
 
         return hook
 
@@ -249,6 +262,8 @@ def _add_batch(
         got = first_tensor(model(*args, **kwargs))
     if want is not None and got is not None and want.shape == got.shape:
         _entry(sums, "", "output").add(got, want)
+    elif want is not None and got is not None:
+        other.add("")
 
 
 def _add_input(sums: _AllSums, pair: _Pair, x: Tensor) -> None:

@@ -157,6 +157,31 @@ def test_experts_that_see_other_tokens_are_not_compared_with_them(monkeypatch: p
     assert tensors["rows"] == {"weight", "input", "alone", "output"}
     assert tensors["bank.0.gate_up_proj"] == {"weight", "input", "alone"}
     assert "output" in tensors[""]
+    assert report.skipped == {
+        "bank": "its experts see other tokens in the quantised model: their 'output' is not compared"
+    }
+
+
+class Cut(nn.Module):
+    """How many rows it gives on depends on numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.out = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gate(x)
+        return self.out(x[x[:, 0] > 0])
+
+
+def test_results_of_other_shapes_are_told_not_compared() -> None:
+    torch.manual_seed(0)
+    floats = Cut().eval()
+    model = pyquant.quantize_(copy.deepcopy(floats), "W4A4Dynamic", check_speed=False, on_indivisible="per_channel")
+    report = error_report(model, floats, [torch.randn(400, 8)], num_batches=1)
+    told = "some results have another shape in the quantised model: they are not compared"
+    assert report.skipped == {"the model": told, "out": told}
+    assert {row.tensor for row in report.rows if row.layer == "gate"} == {"weight", "input", "alone", "output"}
 
 
 def test_layers_that_quantize_makes_of_other_classes_are_compared() -> None:
