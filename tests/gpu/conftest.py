@@ -131,6 +131,11 @@ def decode_kernels(measured: Callable) -> dict[str, list[machine_code.Line]]:
 
 
 @pytest.fixture(scope="session")
+def decode_kernels_of_sm80(measured: Callable) -> dict[str, list[machine_code.Line]]:
+    return measured("sm_80", "decode_kernel")
+
+
+@pytest.fixture(scope="session")
 def wgmma_kernels(measured: Callable) -> dict[str, list[machine_code.Line]]:
     kernels = measured("sm_90a", "GemmUniversal|gemm_(groups|weight_only)90_kernel")
     return kernels or pytest.skip("no kernel of sm_90a is built")

@@ -96,6 +96,13 @@ DECODE_BUDGET = {
     ("sm90_decode_w4a16", 0): {8: 170, 16: 195},
     ("sm90_decode_w4a16", 1): {8: 230, 16: 260},
 }
+# Of tiles of 48 tokens for sm_80: 12 products for each two that tiles of 8 tokens have.
+WIDE_DECODE_BUDGET = {
+    ("decode_w8a16", 0): 110,
+    ("decode_w8a16", 1): 200,
+    ("decode_w4a16", 0): 255,
+    ("decode_w4a16", 1): 325,
+}
 MATHS = {
     "sm90_decode_s8s8": ["10DecodeS8S8"],
     "sm90_decode_s8s4_blocked": ["17DecodeS8S4Blocked"],
@@ -345,6 +352,27 @@ def test_a_step_of_a_decode_kernel_keeps_its_budget(
                 assert steps in (2, 3), pattern
                 alu = sum(line.operation.split(".")[0] in machine_code.ALU for line in loop)
                 assert alu / steps <= budget, f"{pattern}: {alu / steps:.1f} a step"
+
+
+@pytest.mark.parametrize(("family", "groups"), WIDE_DECODE_BUDGET)
+def test_a_step_of_a_wide_tile_widens_each_weight_once(
+    decode_kernels_of_sm80: dict[str, list[machine_code.Line]], family: str, groups: int
+) -> None:
+    """Tiles of 48 tokens: what tiles of few tokens have, and the order of more activations."""
+    rows = [row for row in rows_of(family) if row["tile"][0] == 48]
+    if not rows:
+        pytest.skip(f"no such row of {family} is built")
+    for row in rows:
+        for math in MATHS[f"sm90_{family}"]:
+            pattern = decode(math, clusters=False, groups=groups, tokens=48)(row)
+            (listing,) = (lines for name, lines in decode_kernels_of_sm80.items() if re.search(pattern, name))
+            loop = machine_code.loop_with_most(listing, "MMA")
+            steps = sum(bool(re.match(r"LDG\..*128", line.operation)) for line in loop) / 4
+            assert steps == 2, pattern
+            products = sum("HMMA" in line.operation for line in loop) / steps
+            assert products == 2 * 6 * 2 * (4 if "w4" in family else 2), pattern
+            alu = sum(line.operation.split(".")[0] in machine_code.ALU for line in loop)
+            assert alu / steps <= WIDE_DECODE_BUDGET[family, groups], f"{pattern}: {alu / steps:.1f} a step"
 
 
 def test_decode_kernels_ask_for_weights_before_their_predecessor_ends(
