@@ -11,7 +11,7 @@
 #     tile: tokens x channels x codes of one block. shape: warp MxNxK (mma.sync: multistage, splitk), else cluster MxN.
 #     set: smoke  built also with PYQUANT_KERNELS=smoke;  full;  bench  built with full, never selected, only measured.
 #
-# PYQUANT_KERNELS: full; smoke; none (only the byte-wise one); sample (smoke and a row of every second family, others for every PYQUANT_SAMPLE); or a
+# PYQUANT_KERNELS: full; smoke; none (only the byte-wise one); sample (smoke and a row of every fourth family, others for every PYQUANT_SAMPLE); or a
 # regular expression over the names of rows. A row costs 4 to 13 CPU seconds (mma.sync) or 9 to 30 (wgmma).
 # PYQUANT_ARCHS (cmake/architectures.cmake) says for which chips; a row that none of them can run is not compiled.
 macro(pyquant_kernel_table)
@@ -334,6 +334,18 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_w4a16_rounded 192x128x128 1x2 swapped_splitk 0 full)
   pyquant_kernel(sm90_w4a16_rounded 256x128x128 1x2 swapped_splitk 0 smoke)
 
+  pyquant_family(sm90_w8a16_rounded_experts sm90_weight_only_experts 90a
+                 "GemmSm90WeightOnlyExperts<DecodeW8A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_w8a16_rounded_experts 64x128x64  1x2 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_w8a16_rounded_experts 128x128x64 1x2 swapped_cooperative 0 smoke)
+  pyquant_kernel(sm90_w8a16_rounded_experts 256x128x64 1x2 swapped_cooperative 0 full)
+
+  pyquant_family(sm90_w4a16_rounded_experts sm90_weight_only_experts 90a
+                 "GemmSm90WeightOnlyExperts<DecodeW4A16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_w4a16_rounded_experts 64x128x128  1x2 swapped_cooperative 0 smoke)
+  pyquant_kernel(sm90_w4a16_rounded_experts 128x128x128 1x2 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_w4a16_rounded_experts 256x128x128 1x2 swapped_cooperative 0 full)
+
   # Clusters stand first: of rows that cost the same the first is taken.
   pyquant_family(sm90_decode_s8s8 decode 90a
                  "GemmDecode<@TILE@, @STAGES@, true, decode_schedule::@SCHEDULE@<DecodeS8S8>>")
@@ -437,7 +449,7 @@ function(pyquant_sampled_row family result)
   set(chosen "")
   string(MD5 coin "${PYQUANT_SAMPLE}${family}")
   get_property(rows GLOBAL PROPERTY PYQUANT_ROWS_${family})
-  if(coin MATCHES "^[0-7]")
+  if(coin MATCHES "^[0-3]")
     foreach(row ${rows})
       string(REGEX MATCH "^[^ ]+" name "${row}")
       string(MD5 hash "${PYQUANT_SAMPLE}${name}")

@@ -52,6 +52,14 @@ Tensor framework_product_f32(const Tensor& x, const Tensor& w) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
+Tensor framework_rows(const Tensor& x, const Tensor& rows) {
+  using torch::stable::detail::from;
+  Tensor out = empty(x, {rows.size(0), x.size(1)}, x.scalar_type());
+  std::array<StableIValue, 4> stack{from(x), from(int64_t{0}), from(rows), from(out)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::index_select", "out", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 Tensor compact(const Tensor& tensor) {
   try {
     return torch::stable::contiguous(tensor);

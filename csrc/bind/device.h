@@ -49,5 +49,7 @@ Tensor empty(const Tensor& like, const Shape& shape, ScalarType type);
 Tensor framework_linear(const Tensor& x, const Tensor& w, const MaybeTensor& bias);
 // The same from 16-bit operands with a float32 result.
 Tensor framework_product_f32(const Tensor& x, const Tensor& w);
+// x[rows]: rows [m], int64, of x [t, k].
+Tensor framework_rows(const Tensor& x, const Tensor& rows);
 
 }  // namespace pyquant::bind

@@ -146,8 +146,15 @@ Tensor grouped_weight_only_cuda(const Tensor& x, std::vector<Tensor> w, std::vec
   o.expert_ends = g.ends;
   o.expert_shifts = shifts.data();
   o.out = out.mutable_data_ptr();
+  p.chooses_rows = g.rows != nullptr;
   const Route route = route_of(Entry::float_linear, p, o, on);
-  run(route.row, route.problem, o, g.layers[0].epilogue, x, on);
+  Tensor sorted = x;
+  if (route.form == Form::sorted) {
+    sorted = framework_rows(x, *rows);
+    o.x = sorted.const_data_ptr();
+    o.x_rows = nullptr;
+  }
+  run(route.row, route.problem, o, g.layers[0].epilogue, sorted, on);
   return out;
 }
 

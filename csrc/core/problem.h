@@ -41,9 +41,11 @@ struct GemmProblem {
   int64_t step_size = 0;         // s4 weights: codes along k that share a step (docs/numerics.md 4.1); 0 = no steps
   ImageRows image;               // how x lies where it is no matrix; ldx then says nothing
   int64_t experts = 0;           // matrices of weights, each for rows of its own (GemmOperands); 0 = one for all
+  bool chooses_rows = false;     // experts: GemmOperands::x_rows says which row of x each row is
   bool per_token_scale = false;  // x_scale has m entries (else one)
   bool per_token_zero_point = false;
   bool has_zero_point = false;
+  bool exact_weights = false;     // under floats: no row that rounds what codes and scales give
   bool has_w_zero_point = false;  // f16, bf16 activations only: (w_q - w_zero_point) * w_scale
   DType residual = DType::f32;    // meaningful when operands carry a residual
   int32_t x_align = 16, w_align = 16, out_align = 16,

@@ -43,6 +43,8 @@ std::string text_of(const Refusal& r) {
     case Reason::experts:
       return r.wanted == 0 ? two("experts must be ", r.wanted, " (one matrix of weights), got ", r.got)
                            : two("experts must be at least ", r.wanted, ", got ", r.got);
+    case Reason::exact_weights: return "weights are rounded, the problem wants them exact";
+    case Reason::chosen_rows: return "rows of x must lie in the order of the rows of the result, got chosen ones";
     case Reason::m_limit: return two("M must be at most ", r.wanted, ", got M = ", r.got);
     case Reason::zero_point: return two("zero points of x: takes ", r.wanted, ", got ", r.got);
     case Reason::w_zero_point: return two("zero points of w: takes ", r.wanted, ", got ", r.got);

@@ -21,12 +21,14 @@ enum class Reason : int32_t {
   out_alignment,
   residual_alignment,
   residual_type,
-  group_size,   // a multiple of wanted; wanted 0: one scale per channel
-  groups_only,  // the kernel needs a group size
-  step_size,    // a multiple of wanted; wanted 0: no steps
-  steps_only,   // the kernel needs steps
-  image,        // channels a multiple of wanted; wanted 0: x is a matrix
-  experts,      // wanted 1: the kernel needs experts; wanted 0: it takes one matrix of weights
+  group_size,     // a multiple of wanted; wanted 0: one scale per channel
+  groups_only,    // the kernel needs a group size
+  step_size,      // a multiple of wanted; wanted 0: no steps
+  steps_only,     // the kernel needs steps
+  image,          // channels a multiple of wanted; wanted 0: x is a matrix
+  experts,        // wanted 1: the kernel needs experts; wanted 0: it takes one matrix of weights
+  chosen_rows,    // x has to lie in the order of its rows
+  exact_weights,  // the kernel rounds them
   m_limit,
   zero_point,  // of activations; not taken
   w_zero_point,

@@ -69,6 +69,8 @@ GemmProblem problem_of(const py::dict& dict) {
   p.step_size = f.get<int64_t>("step_size", 0);
   if (dict.contains("image")) p.image = image_of(f.get<py::dict>("image", {}));
   p.experts = f.get<int64_t>("experts", 0);
+  p.chooses_rows = f.get<bool>("chooses_rows", false);
+  p.exact_weights = f.get<bool>("exact_weights", false);
   p.per_token_scale = f.get<bool>("per_token_scale", false);
   p.per_token_zero_point = f.get<bool>("per_token_zero_point", false);
   p.has_zero_point = f.get<bool>("has_zero_point", false);

@@ -53,6 +53,8 @@ py::list kernel_table() {
     d["steps_only"] = f.steps_only;
     d["channel_multiple"] = f.channel_multiple;
     d["experts_only"] = f.experts_only;
+    d["chooses_rows"] = f.chooses_rows;
+    d["rounds_weights"] = f.rounds_weights;
     d["zero_point"] = f.zero_point;
     d["w_zero_point"] = f.w_zero_point;
     d["acc_scale"] = f.acc_scale;

@@ -79,7 +79,9 @@ Refusal accept_steps(const FamilyFacts& f, const GemmProblem& p) {
 }
 
 Refusal accept_experts(const FamilyFacts& f, const GemmProblem& p) {
-  return (p.experts > 0) == f.experts_only ? Refusal{} : refuse(Reason::experts, f.experts_only, p.experts);
+  if (p.exact_weights && f.rounds_weights) return refuse(Reason::exact_weights, 0, 1);
+  if ((p.experts > 0) != f.experts_only) return refuse(Reason::experts, f.experts_only, p.experts);
+  return p.chooses_rows && !f.chooses_rows ? refuse(Reason::chosen_rows, 0, 1) : Refusal{};
 }
 
 int64_t image_codes(const GemmProblem& p) {

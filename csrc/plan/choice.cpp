@@ -34,7 +34,8 @@ Key key_of(const GemmProblem& p, bool has_residual, const DeviceInfo& d, const R
                          at(p.x_align, 16) | at(p.w_align, 22) | at(p.out_align, 28) | at(p.residual_align, 34) |
                          at(p.x_packed, 40) | at(p.per_token_scale, 41) | at(p.per_token_zero_point, 42) |
                          at(p.has_zero_point, 43) | at(p.has_w_zero_point, 44) | at(has_residual, 45) |
-                         at(p.w_layout, 46) | at(d.halves_float_sums, 50);
+                         at(p.w_layout, 46) | at(p.chooses_rows, 47) | at(p.exact_weights, 48) |
+                         at(d.halves_float_sums, 50);
   const auto word = [](int64_t value) { return static_cast<uint64_t>(value); };
   return {{word(p.m), word(p.n), word(p.k), word(p.group_size), word(p.step_size), word(p.experts),
            word(p.image.channels), word(p.image.out_height), word(p.image.out_width), word(p.image.image_step), flags,

@@ -33,6 +33,7 @@ struct FamilyFacts {
   int32_t channel_multiple =
       0;                      // of images whose rows are read through a window, the only x that it takes; 0: a matrix
   bool experts_only = false;  // takes the weights of many experts only; others take one matrix
+  bool chooses_rows = false;  // of x, as a table says; others take them in order
   bool zero_point = true;     // of activations
   bool w_zero_point = false;
   Packing x_packing = Packing::bytes;
@@ -46,53 +47,55 @@ constexpr uint32_t kAllOuts = type_bit(DType::f16) | type_bit(DType::bf16) | typ
 constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float accumulators
 
 // In the order of this list. A name here is a function of namespace `families` and a word of cmake/kernels.cmake.
-#define PYQUANT_FAMILIES(X)    \
-  X(simt)                      \
-  X(sm80_s8s8)                 \
-  X(sm80_u8s8)                 \
-  X(sm80_s8s4)                 \
-  X(sm80_s8s4_blocked)         \
-  X(sm80_s8s4_groups)          \
-  X(sm80_s8s4_steps)           \
-  X(sm80_s4s4)                 \
-  X(sm80_s8s8_experts)         \
-  X(sm80_s8s4_experts)         \
-  X(sm80_s8s4_blocked_experts) \
-  X(sm80_s8s4_groups_experts)  \
-  X(sm80_s8s8_conv)            \
-  X(sm80_f16)                  \
-  X(sm80_bf16)                 \
-  X(sm80_w8a16)                \
-  X(sm80_w4a16)                \
-  X(sm80_w8a16_experts)        \
-  X(sm80_w4a16_experts)        \
-  X(sm90_s8s8)                 \
-  X(sm90_s8s8_experts)         \
-  X(sm90_f16)                  \
-  X(sm90_bf16)                 \
-  X(sm90_s8s4)                 \
-  X(sm90_s8s4_blocked)         \
-  X(sm90_s8s4_blocked_experts) \
-  X(sm90_s8s4_groups)          \
-  X(sm90_s8s4_groups_experts)  \
-  X(sm90_s8s4_steps)           \
-  X(sm90_s8s4_steps_experts)   \
-  X(sm90_w8a16)                \
-  X(sm90_w4a16)                \
-  X(sm90_w8a16_rounded)        \
-  X(sm90_w4a16_rounded)        \
-  X(decode_s8s8)               \
-  X(decode_s8s4)               \
-  X(decode_s8s4_wide)          \
-  X(decode_s8s4_blocked)       \
-  X(decode_s8s4_steps)         \
-  X(decode_w8a16)              \
-  X(decode_w4a16)              \
-  X(sm90_decode_s8s8)          \
-  X(sm90_decode_s8s4)          \
-  X(sm90_decode_s8s4_blocked)  \
-  X(sm90_decode_s8s4_steps)    \
-  X(sm90_decode_w8a16)         \
+#define PYQUANT_FAMILIES(X)     \
+  X(simt)                       \
+  X(sm80_s8s8)                  \
+  X(sm80_u8s8)                  \
+  X(sm80_s8s4)                  \
+  X(sm80_s8s4_blocked)          \
+  X(sm80_s8s4_groups)           \
+  X(sm80_s8s4_steps)            \
+  X(sm80_s4s4)                  \
+  X(sm80_s8s8_experts)          \
+  X(sm80_s8s4_experts)          \
+  X(sm80_s8s4_blocked_experts)  \
+  X(sm80_s8s4_groups_experts)   \
+  X(sm80_s8s8_conv)             \
+  X(sm80_f16)                   \
+  X(sm80_bf16)                  \
+  X(sm80_w8a16)                 \
+  X(sm80_w4a16)                 \
+  X(sm80_w8a16_experts)         \
+  X(sm80_w4a16_experts)         \
+  X(sm90_s8s8)                  \
+  X(sm90_s8s8_experts)          \
+  X(sm90_f16)                   \
+  X(sm90_bf16)                  \
+  X(sm90_s8s4)                  \
+  X(sm90_s8s4_blocked)          \
+  X(sm90_s8s4_blocked_experts)  \
+  X(sm90_s8s4_groups)           \
+  X(sm90_s8s4_groups_experts)   \
+  X(sm90_s8s4_steps)            \
+  X(sm90_s8s4_steps_experts)    \
+  X(sm90_w8a16)                 \
+  X(sm90_w4a16)                 \
+  X(sm90_w8a16_rounded)         \
+  X(sm90_w4a16_rounded)         \
+  X(sm90_w8a16_rounded_experts) \
+  X(sm90_w4a16_rounded_experts) \
+  X(decode_s8s8)                \
+  X(decode_s8s4)                \
+  X(decode_s8s4_wide)           \
+  X(decode_s8s4_blocked)        \
+  X(decode_s8s4_steps)          \
+  X(decode_w8a16)               \
+  X(decode_w4a16)               \
+  X(sm90_decode_s8s8)           \
+  X(sm90_decode_s8s4)           \
+  X(sm90_decode_s8s4_blocked)   \
+  X(sm90_decode_s8s4_steps)     \
+  X(sm90_decode_w8a16)          \
   X(sm90_decode_w4a16)
 
 enum class Family : int32_t {
@@ -244,8 +247,17 @@ constexpr FamilyFacts weight_only(const char* name, DType w) {
 
 constexpr FamilyFacts sm80_w8a16() { return weight_only("sm80_w8a16", DType::s8); }
 constexpr FamilyFacts sm80_w4a16() { return weight_only("sm80_w4a16", DType::s4); }
-constexpr FamilyFacts sm80_w8a16_experts() { return with_experts(sm80_w8a16(), "sm80_w8a16_experts"); }
-constexpr FamilyFacts sm80_w4a16_experts() { return with_experts(sm80_w4a16(), "sm80_w4a16_experts"); }
+// A row of x is copied for every expert that chose it: where it lies is asked once.
+constexpr FamilyFacts with_chosen_rows(FamilyFacts f) {
+  f.chooses_rows = true;
+  return f;
+}
+constexpr FamilyFacts sm80_w8a16_experts() {
+  return with_chosen_rows(with_experts(sm80_w8a16(), "sm80_w8a16_experts"));
+}
+constexpr FamilyFacts sm80_w4a16_experts() {
+  return with_chosen_rows(with_experts(sm80_w4a16(), "sm80_w4a16_experts"));
+}
 
 constexpr FamilyFacts sm90_s8s8() { return hopper("sm90_s8s8", DType::s8, DType::s8); }
 
@@ -325,6 +337,13 @@ constexpr FamilyFacts with_rounded_weights(FamilyFacts f, const char* name) {
 
 constexpr FamilyFacts sm90_w8a16_rounded() { return with_rounded_weights(sm90_w8a16(), "sm90_w8a16_rounded"); }
 constexpr FamilyFacts sm90_w4a16_rounded() { return with_rounded_weights(sm90_w4a16(), "sm90_w4a16_rounded"); }
+
+constexpr FamilyFacts sm90_w8a16_rounded_experts() {
+  return hopper_experts(sm90_w8a16_rounded(), "sm90_w8a16_rounded_experts");
+}
+constexpr FamilyFacts sm90_w4a16_rounded_experts() {
+  return hopper_experts(sm90_w4a16_rounded(), "sm90_w4a16_rounded_experts");
+}
 
 // Shared by the kernels for few tokens: 16-byte loads of rows of weights, so K is a whole number of loads.
 constexpr FamilyFacts decode(const char* name, DType x, DType w) {

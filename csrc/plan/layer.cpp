@@ -81,6 +81,7 @@ LayerTime layer_time(const Request& request, const DeviceInfo& device, bool only
   if (request.entry == Entry::linear && is_float(p.x))
     us += pass_us(x * (stored_bits(p.x, false) / 8.0 + 1), x * kQuantizeSteps, device);
   if (r.form == Form::nibbles) us += kPassUs;
+  if (r.form == Form::sorted) us += sorting_us(r.problem, device);
   return {us, s.is_measured, r.row};
 }
 

@@ -6,10 +6,13 @@
 #include "plan/chip.h"
 #include "plan/accept.h"
 #include "plan/cost.h"
+#include "plan/expert_tiles.h"
 #include "plan/tuned.h"
 
 namespace pyquant {
 namespace {
+
+constexpr int64_t kDecoded = 16;  // rows of an expert, spread evenly
 
 bool on_tensor_cores(const Row* row) { return row != nullptr && row->facts().engine != Engine::byte_wise; }
 
@@ -45,7 +48,7 @@ class Router {
   // where many rows share the dequantised weights, is predicted to be.
   Route float_linear() const {
     const GemmProblem& p = request_.problem;
-    if (p.experts > 0) return with_row(Form::given, p);  // no framework reads the codes of several
+    if (p.experts > 0) return experts();  // no framework reads the codes of several
     const bool are_floats = is_float(p.w);
     const Tuned* tuned = find_tuned(p, request_.has_residual, device_);
     if (tuned == nullptr ? are_floats : tuned->row == nullptr) return {Form::framework, nullptr, p};
@@ -54,6 +57,19 @@ class Router {
         given.row != nullptr && (are_floats || tuned != nullptr || given.row->facts().engine == Engine::decode ||
                                  (on_tensor_cores(given.row) && !framework_is_quicker(*given.row, p, device_)));
     return is_chosen ? given : Route{Form::framework, nullptr, p};
+  }
+
+  // Rows that a table chooses, by kernels that read it, or copied first, which any kernel reads. While experts decode,
+  // weights are as exact as those of one matrix.
+  Route experts() const {
+    GemmProblem p = request_.problem;
+    p.exact_weights = p.m <= kDecoded * experts_at_work(p.m, p.experts);
+    const Route given = with_row(Form::given, p);
+    if (!p.chooses_rows) return given;
+    p.chooses_rows = false;
+    p.ldx = p.k;
+    p.x_align = 16;
+    return cheaper(given, with_row(Form::sorted, p), sorting_us(p, device_));
   }
 
   // Out of the images, or from rows that are written once more for every window they are in, which any kernel reads.
@@ -119,6 +135,11 @@ class Router {
 };
 
 }  // namespace
+
+double sorting_us(const GemmProblem& sorted, const DeviceInfo& device) {
+  const auto bytes = static_cast<double>(sorted.m * sorted.k * stored_bits(sorted.x, sorted.x_packed) / 8);
+  return kPassUs + 2 * bytes / chip_of(device).dram_bytes_per_us;
+}
 
 Route route(const Request& request, const DeviceInfo& device, PickRow pick) {
   const Router router(request, device, pick);

@@ -22,8 +22,9 @@ constexpr const char* kEntryNames[] = {"gemm", "linear", "float_linear", "conv"}
 //   nibbles    such rows, two codes a byte: one more pass, or for gemm a pass over the caller's bytes.
 //   framework  there is no row: the framework multiplies floats, of weights that are codes their dequantised values.
 //   patches    rows of padded_row(k) bytes again, that the window reads out of the images.
-enum class Form : int32_t { given, bytes, nibbles, framework, patches };
-constexpr const char* kFormNames[] = {"given", "bytes", "nibbles", "framework", "patches"};  // by value
+//   sorted     chosen rows copied in the order of their experts, one behind the other.
+enum class Form : int32_t { given, bytes, nibbles, framework, patches, sorted };
+constexpr const char* kFormNames[] = {"given", "bytes", "nibbles", "framework", "patches", "sorted"};  // by value
 
 struct Request {
   Entry entry = Entry::gemm;
@@ -40,6 +41,9 @@ struct Route {
 
 // Picks the row of one form: choose(), which remembers, or select() over the whole table.
 using PickRow = const Row* (*)(const GemmProblem& problem, bool has_residual, const DeviceInfo& device);
+
+// Microseconds to copy chosen rows in the order of their experts, for the problem of Form::sorted.
+double sorting_us(const GemmProblem& sorted, const DeviceInfo& device);
 
 Route route(const Request& request, const DeviceInfo& device, PickRow pick = &choose);
 

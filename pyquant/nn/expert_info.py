@@ -16,9 +16,9 @@ from pyquant.nn.kernel_info import KernelInfo
 from pyquant.nn.linear_call import LinearCall
 
 
-def explain(layers: Sequence[nn.Module], rows: int) -> KernelInfo:
+def explain(layers: Sequence[nn.Module], rows: int, chooses_rows: bool = False) -> KernelInfo:
     """The same layer of all experts, for so many rows, spread evenly: the kernels of its kinds, and in `reason` how
-    many calls multiply by all of them, and why."""
+    many calls multiply by all of them, and why. chooses_rows: rows of its input lie in another order."""
     kinds = by_kind(layers)
     each = max(1, -(-rows // max(len(layers), 1)))
     infos = [_of_one(layers[places[0]], each) for places in kinds.values()]
@@ -28,7 +28,7 @@ def explain(layers: Sequence[nn.Module], rows: int) -> KernelInfo:
     if device.type == "cuda":
         if not isinstance(first, LinearCall):
             return _joined(infos, f"a call for each of {experts}: they are floats")
-        found = one_launch_of(layers, rows, first.dtype, device)
+        found = one_launch_of(layers, rows, first.dtype, device, chooses_rows)
         if found.kernel is None or found.why_not:
             return _joined(infos, f"a call for each of {experts}: {found.why_not}")
         return replace(infos[0], kernel=found.kernel, reason=f"one launch for {experts}", refusals=found.refusals)

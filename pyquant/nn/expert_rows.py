@@ -100,7 +100,7 @@ def multiply(layers: Sequence[nn.Module], x: Tensor, split: Split, rows: Tensor 
     if not here:
         last: Any = layers[-1]
         return x.new_zeros(0, last.out_features)
-    if one_launch.is_on_gpu(x) and is_one_call(layers, x, sum(counts)):
+    if one_launch.is_on_gpu(x) and is_one_call(layers, x, sum(counts), rows is not None):
         return _grouped(layers, x, split.ends, rows)
     calls = _calls(here, x)
     if len(calls) == 1:
@@ -146,19 +146,22 @@ def _in_one_call(layers: Sequence[Any], x: Tensor, counts: Sequence[int], rows: 
     return _grouped(layers, x, ends, rows)
 
 
-def is_one_call(layers: Sequence[nn.Module], x: Tensor, rows: int) -> bool:
+def is_one_call(layers: Sequence[nn.Module], x: Tensor, rows: int, chooses_rows: bool = False) -> bool:
     """Whether a kernel of the GPU multiplies the rows of all these layers in one launch: they are quantised alike,
     nobody watches their calls or asks for derivatives, and nothing else is predicted to be quicker.
 
-    rows  how many in all. Where nobody may wait for the device, one launch is taken whatever is quicker.
+    rows          how many in all. Where nobody may wait for the device, one launch is taken whatever is quicker.
+    chooses_rows  rows of x lie in another order.
     """
     if len(layers) < 2 or not one_launch.is_on_gpu(x) or not _may_be_grouped(x):
         return False
-    found = one_launch_of(layers, rows, x.dtype, x.device)
+    found = one_launch_of(layers, rows, x.dtype, x.device, chooses_rows)
     return found.kernel is not None and (not found.why_not or must_not_wait(x))
 
 
-def one_launch_of(layers: Sequence[Any], rows: int, dtype: torch.dtype, device: torch.device) -> OneLaunch:
+def one_launch_of(
+    layers: Sequence[Any], rows: int, dtype: torch.dtype, device: torch.device, chooses_rows: bool = False
+) -> OneLaunch:
     """The kernel of a GPU that multiplies so many rows of layers in one launch, or what keeps it from that."""
     kinds = by_kind(layers)
     if len(kinds) > 1:
@@ -170,7 +173,7 @@ def one_launch_of(layers: Sequence[Any], rows: int, dtype: torch.dtype, device: 
         return one_launch.of_codes(ops.LinearSpec.from_ints(first._spec), len(layers), rows, dtype, device)
     w, held = first.scheme.weights, [layer._buffers["storage"] for layer in layers]
     sizes = (first.out_features, first.in_features, w.bits, w.group_size or 0, first.weight_zero_point is not None)
-    return one_launch.of_weight_only(held, *sizes, rows, dtype, device)
+    return one_launch.of_weight_only(held, *sizes, rows, dtype, device, chooses_rows)
 
 
 def _may_be_grouped(x: Tensor) -> bool:

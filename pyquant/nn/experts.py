@@ -165,7 +165,7 @@ class QExperts(nn.Module):
     def _slots_of(self, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         # By the device: kernels multiply the rows of all experts at once, and learn there whose they are.
         pairs = self._pairs()
-        is_told = all(is_one_call(layers, x, ids.numel()) for layers in pairs)
+        is_told = is_one_call(pairs[0], x, ids.numel(), chooses_rows=True) and is_one_call(pairs[1], x, ids.numel())
         if not is_told and must_not_wait(x):  # every expert takes every token: more work, and no count of rows to know
             y = chosen((self._alone(e, x) for e in range(len(self.here))), ids, x)
             return y, torch.arange(ids.numel(), device=x.device)
@@ -223,7 +223,8 @@ class QExperts(nn.Module):
         """
         arguments.whole("rows", rows, 0)
         names = (self.rule.up, self.rule.down)
-        return {name: explain(layers, rows) for name, layers in zip(names, self._pairs(), strict=True)}
+        ups, downs = self._pairs()
+        return {names[0]: explain(ups, rows, chooses_rows=True), names[1]: explain(downs, rows)}
 
     def extra_repr(self) -> str:
         """The bank in one line, as print(model) shows it."""

@@ -62,21 +62,22 @@ def of_weight_only(
     rows: int,
     dtype: torch.dtype,
     device: torch.device,
+    chooses_rows: bool = False,
 ) -> OneLaunch:
     """Layers of integer weights [n, k] under floats. One launch is taken where it is predicted to be quicker than a
-    call for each layer at work, rows spread evenly, after waiting for their numbers; beyond some hundred rows a layer,
-    Hopper's kernels for one are.
+    call for each layer at work, rows spread evenly, after waiting for their numbers.
 
-    weights     the codes of each, as packed.
-    group_size  0: one scale a channel.
-    dtype       of x and the result.
+    weights       the codes of each, as packed.
+    group_size    0: one scale a channel.
+    dtype         of x and the result.
+    chooses_rows  rows of x lie in another order, which some kernels want copied first.
     """
     if dtype not in HALVES:
         return OneLaunch(None, f"no kernel multiplies {str(dtype).removeprefix('torch.')} by integer weights")
     if any(one.data_ptr() % 16 for one in weights):
         return OneLaunch(None, "the weights of an expert do not start on 16 bytes")
     sizes = (n, k, w_bits, group_size, has_zero_point)
-    return _of_weight_only(sizes, len(weights), _bucket(rows), dtype, device, tuned.edition())
+    return _of_weight_only(sizes, len(weights), _bucket(rows), dtype, device, chooses_rows, tuned.edition())
 
 
 def forget() -> None:
@@ -114,18 +115,21 @@ def _of_weight_only(
     rows: int,
     dtype: torch.dtype,
     device: torch.device,
+    chooses_rows: bool,
     edition: int,
 ) -> OneLaunch:
     try:
         at = plan.Device.of(device)
         problem = weight_only_problem(*sizes, rows, dtype)
-        found = plan.routed("float_linear", problem | {"experts": layers}, at)
+        all_rows = problem | {"experts": layers, "chooses_rows": chooses_rows}
+        found = plan.routed("float_linear", all_rows, at)
         if found.kernel is None:
             return OneLaunch(None, NO_KERNEL, found.refusals)
         one = problem | {"m": -(-rows // plan.at_work(layers, rows))}
         each, _, _ = plan._native().layer_time("float_linear", one, vars(at))
     except NativeLibraryError:
         return OneLaunch(None, NO_KERNEL)
+    # A copy of chosen rows is not in the figure: calls for each layer copy them, too.
     is_quicker = found.predicted_us <= plan.one_by_one_us(each, layers, rows)
     why_not = "" if is_quicker else f"one after the other they are predicted to be quicker, at {rows} rows"
     return OneLaunch(found.kernel, why_not, found.refusals)

@@ -121,6 +121,14 @@ Tensor framework_product_f32(const Tensor& x, const Tensor& w) {
                           std::nullopt);
 }
 
+Tensor framework_rows(const Tensor& x, const Tensor& rows) {
+  using torch::stable::detail::from;
+  Tensor out = torch::stable::new_empty(x, {rows.size(0), x.size(1)}, x.scalar_type());
+  std::array<StableIValue, 4> stack{from(x), from(int64_t{0}), from(rows), from(out)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::index_select", "out", stack.data(), TORCH_ABI_VERSION));
+  return to_device(torch::stable::detail::to<Tensor>(stack[0]));
+}
+
 Tensor compact(const Tensor& tensor) {
   try {
     return to_device(torch::stable::contiguous(tensor));

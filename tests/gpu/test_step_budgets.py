@@ -303,12 +303,14 @@ def _work_of_registers(operation: str) -> int:
 ROUNDED_BUDGET, ROUNDED_GROUPS_BUDGET = 170, 230
 
 
+@pytest.mark.parametrize("experts", ["", "_experts"])
 @pytest.mark.parametrize("family", ["sm90_w8a16_rounded", "sm90_w4a16_rounded"])
 def test_steps_of_rounded_weights_keep_their_budget(
-    wgmma_kernels: dict[str, list[machine_code.Line]], family: str
+    wgmma_kernels: dict[str, list[machine_code.Line]], family: str, experts: str
 ) -> None:
     """Two codes are a load, and each is one operation, an exact subtraction and, in groups, a multiplication; a pair of
     weights is rounded at once. Nothing waits but for the products before the last ones."""
+    family += experts
     rows = rows_of(family)
     if not rows:
         pytest.skip(f"no row of {family} is built")

@@ -13,7 +13,7 @@ import simulator
 import torch
 from gpu_device import Memory
 from images import as_images
-from kernel_families import in_registers, rounds_weights
+from kernel_families import in_registers
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 # Those that fetch blocks by bulk copies; the decode kernels' traffic: test_decode.py.
@@ -103,11 +103,14 @@ def test_weights_under_floats_are_fetched_once_and_widened_without_conflicts(
     m, n, k = tokens, 2 * channels, 3 * depth
     w = row["w"][0]
     problem = {"m": m, "n": n, "k": k, "ldx": k, "ldw": k, "ldo": n, "x": "bf16", "w": w, "out": "bf16"}
-    problem["group_size"] = depth
+    problem |= {"group_size": depth, **_experts(row)}
     weights = n * k // (2 if w == "s4" else 1)
     sizes = {"x": 2 * m * k, "w": weights, "out": 2 * m * n, "w_scale": 4 * n * k // depth}
     sizes["workspace"] = native.workspace_bytes(row["name"], problem)
-    operands = {name: plain_device.put(torch.zeros(size, dtype=torch.uint8)) for name, size in sizes.items() if size}
+    operands: dict[str, Any] = {
+        name: plain_device.put(torch.zeros(size, dtype=torch.uint8)) for name, size in sizes.items() if size
+    }
+    operands |= _ends(plain_device, row, m) | ({"expert_shifts": [0] * 4} if row["experts_only"] else {})
     native.gemm(row["name"], problem, operands, {})
     got = counters()
     assert got["wgmma_macs"] == m * n * k
@@ -215,7 +218,7 @@ def test_the_plain_epilogue_keeps_its_budget(
     before = {name: 32 * count / (m * n) for name, count in general["classes"].items()}
     assert classes.get("cvt.frnd", 0) == classes.get("cvt.f2i", 0) == 0
     # One conversion for two values, half a tile of 8 tokens is padding; and one for two weights that are rounded.
-    assert out == "s8" or classes["cvt.f2f"] <= 1 + rounds_weights(row) * k / (2 * m)
+    assert out == "s8" or classes["cvt.f2f"] <= 1 + row["rounds_weights"] * k / (2 * m)
     assert classes["shuffle"] <= before["shuffle"]  # movmatrix is a class of its own
     assert classes["st.global"] <= before["st.global"]
 

@@ -10,7 +10,6 @@ import accept
 import pytest
 import torch
 from gpu_device import MODES, SENTINEL, Memory
-from kernel_families import rounds_weights
 from problems import BASE_SEED, Draw
 from torch import Tensor
 
@@ -58,7 +57,7 @@ def draw(name: str, dtype: str, m: int, n: int, k: int, group_size: int, affine:
         d.uniform(n, groups) * 0.01 + 0.001,
         d.codes(low, high, n, groups).to(torch.int32) if affine else None,
         group_size,
-        rounds_weights(ROWS[name]),
+        ROWS[name]["rounds_weights"],
     )
 
 
@@ -205,7 +204,7 @@ def test_blocks_that_take_several_tiles_carry_their_buffers_on(native: Any, plai
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("group_size", [0, 32, 64, 96, 192])
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if rounds_weights(row)])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row["rounds_weights"]])
 def test_rounded_weights_are_those_of_dequantize_to_the_bit(
     native: Any, plain_device: Memory, name: str, group_size: int, dtype: str
 ) -> None:

@@ -25,6 +25,9 @@ def route(entry: str, problem: dict[str, Any], sm: int = 80, **more: Any) -> tup
     return form, name
 
 
+BANK = {"x": "bf16", "w": "s4", "group_size": 128, "experts": 8}
+CHOSEN = BANK | {"chooses_rows": True}
+FEW, ROUNDED = "gemm_sm80_w4a16_experts", "gemm_sm90_w4a16_rounded_experts"
 STEPS = {"w": "s4", "w_layout": "blocked128", "step_size": 128}
 # entry, problem, int4_range, sm -> form and the beginning of the row's name
 CASES = {
@@ -96,6 +99,12 @@ CASES = {
     "of more": ("float_linear", {"x": "f16", "m": 192, "w": "s4"}, False, 86, "given", "gemm_sm80_w4a16"),
     "of few, by our row": ("float_linear", {"x": "bf16", "m": 4}, False, 90, "given", "gemm_sm90_decode_w8a16"),
     "float32 rows": ("float_linear", {"x": "f32", "m": 4}, False, 90, "framework", None),
+    "experts that decode": ("float_linear", BANK | {"m": 128}, False, 90, "given", FEW),
+    "in any order": ("float_linear", CHOSEN | {"m": 128}, False, 90, "given", FEW),
+    "of many rows": ("float_linear", BANK | {"m": 4096}, False, 90, "given", ROUNDED),
+    "that have no order": ("float_linear", CHOSEN | {"m": 4096}, False, 90, "sorted", ROUNDED),
+    "nor on other chips": ("float_linear", CHOSEN | {"m": 4096}, False, 80, "given", FEW),
+    "of few channels": ("float_linear", CHOSEN | {"m": 256, "n": 64, "k": 128}, False, 90, "given", FEW),
 }
 
 

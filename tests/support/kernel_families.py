@@ -82,14 +82,9 @@ def _groups90(name: str, row: Row) -> str:
     return rf"gemm_groups90_kernel\w*?\d{name}I\w*BlockedTiles90ILi128ELi{row['tile'][0]}E"
 
 
-def rounds_weights(row: Row) -> bool:
-    """Whether integer weights under floats are multiplied as 16-bit numbers, scaled and rounded."""
-    return str(row["family"]).endswith("_rounded")
-
-
 def in_registers(row: Row) -> bool:
     """Whether a row of integer weights under floats widens them in the registers of the warps that multiply."""
-    return rounds_weights(row) or bool(row["tile"][2] == 256)
+    return bool(row["rounds_weights"] or row["tile"][2] == 256)
 
 
 def _weight_only(math: str, float_type: str = "6__half") -> Callable[[Row], str]:
@@ -98,8 +93,9 @@ def _weight_only(math: str, float_type: str = "6__half") -> Callable[[Row], str]
 
     def kernel(row: Row) -> str:
         in_sums = "RegisterTiles90" if in_registers(row) else "WeightOnlyTiles90"
-        tiles = "RoundedTiles90" if rounds_weights(row) else in_sums
-        return rf"gemm_weight_only90_kernel.*{tiles}I\w*{math}I{float_type}EELi{row['tile'][0]}E"
+        tiles = "RoundedTiles90" if row["rounds_weights"] else in_sums
+        kernel = "WeightOnlyExpertsKernel90" if row["experts_only"] else "WeightOnlyKernel90"
+        return rf"gemm_weight_only90_kernel\w*?\d{kernel}I.*{tiles}I\w*{math}I{float_type}EELi{row['tile'][0]}E"
 
     return kernel
 
@@ -119,7 +115,7 @@ def _weight_only_steps(row: Row) -> int:
     codes each, of the last one where two products are alive another in front and one more in the loop; of a fourth
     loop, under a scale a channel, one in front and one. In registers: two groups each. Of rounded weights: two loops,
     with groups and without, of 64 codes."""
-    if rounds_weights(row):
+    if row["rounds_weights"]:
         return 2 * 64 // 16
     if in_registers(row):
         return (32 + 64 + 128) * 2 // 16
@@ -247,10 +243,11 @@ FAMILIES = {
     "sm90_w8a16": Family(_weight_only("11DecodeW8A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
     "sm90_w4a16": Family(_weight_only("11DecodeW4A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
     **{
-        f"sm90_w{bits}a16_rounded": Family(
+        f"sm90_w{bits}a16_rounded{experts}": Family(
             _weight_only(f"11DecodeW{bits}A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2
         )
         for bits in (4, 8)
+        for experts in ("", "_experts")
     },
     **_decode_families("decode_", BOTH, clusters=False),
     "decode_s8s4_blocked": Family(decode("17DecodeS8S4Blocked", False), BOTH, r"IMMA\.16832\.S8\.S8"),

@@ -21,8 +21,8 @@ struct FragmentTiles90 : WeightOnlyBuffers90<Copies_, stages_weight_only90(Copie
   };
 };
 
-// One of two warpgroups, for 64 channels.
-template <class Tiles>
+// One of two warpgroups, for 64 channels. Params: a launch's, or what a tile of many experts has of them.
+template <class Tiles, class Params_ = WeightOnlyParams90<Tiles>>
 class MainFragments90 {
  protected:
   using X = typename Tiles::X;
@@ -37,7 +37,7 @@ class MainFragments90 {
       cute::make_tensor(static_cast<X*>(nullptr), cute::Layout<cute::Shape<cute::_128, cute::Int<Codes>>>{})));
 
  public:
-  using Params = WeightOnlyParams90<Tiles>;
+  using Params = Params_;
   using Storage = typename Tiles::TensorStorage;
   using Sum = decltype(cute::partition_fragment_C(Mma{}, cute::Shape<cute::_128, cute::Int<kTokens>>{}));
   using Barriers = typename Tiles::Pipeline::SharedStorage;

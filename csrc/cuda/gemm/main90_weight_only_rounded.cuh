@@ -70,9 +70,9 @@ __device__ __forceinline__ uint32_t rounded_pair(float low, float high, __nv_bfl
 }
 
 // One of two warpgroups, for 64 channels.
-template <class Tiles>
-class MainRounded90 : public MainFragments90<Tiles> {
-  using Base = MainFragments90<Tiles>;
+template <class Tiles, class Params_ = WeightOnlyParams90<Tiles>>
+class MainRounded90 : public MainFragments90<Tiles, Params_> {
+  using Base = MainFragments90<Tiles, Params_>;
   static constexpr bool kNibbles = is_packed(Tiles::Math::kW);
   using Pair = CodePair<bits_of(Tiles::Math::kW)>;
   using typename Base::Groups;

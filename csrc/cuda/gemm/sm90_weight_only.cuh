@@ -221,16 +221,20 @@ struct WeightOnlyKernel90 {
     if (warp == 0 && cute::elect_one_sync()) produce(p, shared, pipeline);
   }
 
-  CUTLASS_DEVICE static void run(const Params& p, char* raw) {
-    auto& shared = *reinterpret_cast<SharedStorage*>(raw);
-    const int warpgroup = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
-    const int thread = static_cast<int>(threadIdx.x) - 128;  // of the warpgroups behind the first one
+  CUTLASS_DEVICE static typename Pipeline::Params pipeline_options(int warpgroup) {
     typename Pipeline::Params options;
     options.transaction_bytes = Tiles::kTransactionBytes;
     options.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
     options.is_leader = threadIdx.x % 128 == 0;
     options.num_consumers = Warps::kConsumers;
-    Pipeline pipeline(shared.pipeline, options, typename Tiles::ClusterShape{});
+    return options;
+  }
+
+  CUTLASS_DEVICE static void run(const Params& p, char* raw) {
+    auto& shared = *reinterpret_cast<SharedStorage*>(raw);
+    const int warpgroup = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
+    const int thread = static_cast<int>(threadIdx.x) - 128;  // of the warpgroups behind the first one
+    Pipeline pipeline(shared.pipeline, pipeline_options(warpgroup), typename Tiles::ClusterShape{});
     if constexpr (Tiles::kWideners == 0) {
       meet();
       if (warpgroup == 0) {

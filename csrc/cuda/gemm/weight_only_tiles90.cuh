@@ -63,8 +63,16 @@ struct WeightOnlyCopies90 {
         cute::make_tensor(w, cute::make_layout(cute::make_shape(channels, bytes), Stride{ld, {}})),
         BuffersW<1>{}(cute::_, cute::_, cute::Int<0>{}), TileW{}, cute::_1{});
   }
+  // Of the weights of many experts, `unit` bytes from one place to the next.
+  static auto tensor_map_experts_w(const uint8_t* w, int channels, int bytes, int places, int64_t ld, int64_t unit) {
+    return cute::make_tma_copy(cute::SM90_TMA_LOAD{},
+                               cute::make_tensor(w, cute::make_layout(cute::make_shape(channels, bytes, places),
+                                                                      cute::make_stride(ld, cute::_1{}, unit))),
+                               BuffersW<1>{}(cute::_, cute::_, cute::Int<0>{}), TileW{}, cute::_1{});
+  }
   using TmaX = decltype(tensor_map_x(nullptr, 0, 0, 0));
   using TmaW = decltype(tensor_map_w(nullptr, 0, 0, 0));
+  using TmaExpertsW = decltype(tensor_map_experts_w(nullptr, 0, 0, 0, 0, 0));
 
   // Of one thread: a block's share of x to all blocks of its cluster.
   template <class Source, class Destination>
