@@ -92,10 +92,10 @@ def test_quantisers_wait_for_their_predecessor_and_release_their_successor(
             continue
         kernels = [key for key in usage if key[0] == architecture and re.search(QUANTISERS, key[1])]
         # Element types x (rows to codes, chosen rows and rows of experts to codes, rows to values, gates by their six
-        # activations, Hadamard transforms to codes, of one chunk and of any, and to values, groups with and without
-        # scales, given, parts, short groups by their four kinds of scales and three ways of sharing them between
-        # lanes); the norm by how a block holds a row: five ways of 16-bit elements, three of 32.
-        assert len(kernels) == 3 * (11 + 6 + 4 * 3) + 5 + 5 + 3, architecture
+        # activations, Hadamard transforms to codes and to values, groups with and without scales, given, parts, short
+        # groups by their four kinds of scales and three ways of sharing them between lanes), Hadamard transforms of one
+        # chunk to codes, of 16 bits an element; norms by how a block holds a row: five ways of 16 bits, three of 32.
+        assert len(kernels) == 3 * (10 + 6 + 4 * 3) + 2 + 5 + 5 + 3, architecture
         counts = {key: functions[key] for key in kernels if key in functions}
         assert len(counts) >= (len(kernels) / 3 if count_of_each else 7), architecture  # one of three types, of 7 forms
         for key, count in counts.items():

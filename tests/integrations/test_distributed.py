@@ -31,7 +31,7 @@ FOUR = {
     "checkpoints": ("reshard groups",),
     "models": ("quantised_from_shards",),
 }
-MORE = 12
+MORE = 6
 
 
 def cases(part: str) -> dict[str, Callable[[int, int, Path], None]]:
