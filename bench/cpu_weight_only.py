@@ -1,7 +1,8 @@
 """Weight-only layers on a CPU beside F.linear in fp32 and bf16 and torch's own int4 product.
 
 `python -m bench.cpu_weight_only` runs with the machine's threads (`--threads 1`: one thread, CPU time), takes five
-minutes and writes bench/results/cpu-<model>/; exit code 1 when a bar is missed.
+minutes and writes bench/results/cpu-<model>/; exit code 1 when a bar is missed. The layers take and give bf16, as
+checkpoints of language models do (`--dtype float32`: what a model in float32 has).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ W4, W8 = "W4A16(group_size=128)", "W8A16"
 # Times of fp32 at few rows, where weights bind; of the faster of fp32 and bf16 at many, where products do.
 GOALS = {W4: {1: 5.0, 8: 3.0, 64: 0.97, 512: 0.97}, W8: {1: 3.0, 8: 2.0, 64: 0.97, 512: 0.97}}
 MANY = 64
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -39,6 +41,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kn", nargs="+", default=list(KN), metavar="KxN", help="default: seven shapes")
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds a shape (default: 15)")
     parser.add_argument("--budget", type=float, default=8.0, help="seconds a shape after which rounds end (default: 8)")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help="of the layers (default: bfloat16)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
     parser.add_argument("--out", default=None, metavar="DIR", help="default: bench/results/cpu-<model>")
     args = parser.parse_args(argv)
@@ -59,6 +62,7 @@ def _run(args: argparse.Namespace) -> int:
     bench = GemmBench(
         shapes,
         schemes=[W4, W8],
+        dtype=DTYPES[args.dtype],
         peers=[BF16, TORCH_INT4],
         clock=default_clock(threads),
         rounds=args.rounds,
@@ -69,9 +73,10 @@ def _run(args: argparse.Namespace) -> int:
         ceilings = measure_ceilings("cpu")
         report = run_gemm_bench(bench, ceilings=ceilings, on_shape=lambda s: shown.step("M={} K={} N={}".format(*s)))
     report = replace(report, bars=bars_of(report.rows))
-    markdown = gemm_markdown(report, f"Weight-only layers on a CPU, threads: {threads}")
+    markdown = gemm_markdown(report, f"Weight-only layers on a CPU, {args.dtype}, threads: {threads}")
     print(markdown)
-    name = "cpu_weight_only_one_thread" if threads == 1 else "cpu_weight_only"
+    name = "cpu_weight_only" + ("_float32" if args.dtype == "float32" else "")
+    name += "_one_thread" if threads == 1 else ""
     out = Path(args.out or Path("bench/results") / folder_name(report.environment))
     for path in (write_text(out / f"{name}.md", markdown), *registry.write(report, out, name, ("json", "csv"))):
         print(f"wrote {path}")

@@ -41,13 +41,48 @@ cpu::WeightOnlyLayer layer_of(FloatLayer& layer, const Tensor& w, const MaybeTen
   return made;
 }
 
-// m rows of x, those that `rows` names, as the kernels of such weights read them.
-Tensor ordered_rows(const cpu::IntegerWeights& weights, const Tensor& x, int64_t m, const int64_t* rows) {
-  const Matrix from = matrix(x);
-  const Tensor ordered = empty_cpu({m, cpu::ordered_columns(weights)}, ScalarType::Float);
-  cpu::order_rows(weights, from.data, from.type, m, from.ld, static_cast<float*>(ordered.mutable_data_ptr()), rows);
-  return ordered;
-}
+// The rows of layers of one K, type and group size, made once for all of them: m rows of x, those that `rows` names.
+class PreparedRows {
+ public:
+  // of_layer: how many rows each has.
+  PreparedRows(const cpu::IntegerWeights& weights, const Tensor& x, int64_t m, const int64_t* rows,
+               const std::vector<int64_t>& of_layer)
+      : weights_(weights), from_(matrix(x)) {
+    bool pairs = false, others = false;
+    for (const int64_t count : of_layer)
+      if (count > 0) (cpu::takes_pairs(weights, from_.type, count) ? pairs : others) = true;
+    if (others) {
+      ordered_ = empty_cpu({m, cpu::ordered_columns(weights)}, ScalarType::Float);
+      auto* const out = static_cast<float*>(ordered_->mutable_data_ptr());
+      cpu::order_rows(weights, from_.data, from_.type, m, from_.ld, out, rows);
+    }
+    if (!pairs) return;
+    pairs_ = static_cast<const uint16_t*>(from_.data);
+    pairs_ld_ = from_.ld;
+    if (rows == nullptr && weights.k % 2 == 0) return;
+    copied_ = empty_cpu({m, cpu::paired_columns(weights)}, ScalarType::BFloat16);
+    auto* const out = static_cast<uint16_t*>(copied_->mutable_data_ptr());
+    cpu::pair_rows(weights, pairs_, m, from_.ld, out, rows);
+    pairs_ = out;
+    pairs_ld_ = cpu::paired_columns(weights);
+  }
+
+  // Of a layer that has `count` of them, from `first` on.
+  cpu::LayerRows of(int64_t first, int64_t count) const {
+    if (count > 0 && cpu::takes_pairs(weights_, from_.type, count))
+      return {nullptr, pairs_ + first * pairs_ld_, pairs_ld_, count};
+    if (!ordered_) return {nullptr, nullptr, 0, count};
+    const auto* const row = static_cast<const float*>(ordered_->const_data_ptr());
+    return {row + first * cpu::ordered_columns(weights_), nullptr, 0, count};
+  }
+
+ private:
+  const cpu::IntegerWeights& weights_;
+  const Matrix from_;
+  MaybeTensor ordered_, copied_;
+  const uint16_t* pairs_ = nullptr;
+  int64_t pairs_ld_ = 0;
+};
 
 }  // namespace
 
@@ -61,9 +96,10 @@ Tensor weight_only_linear_cpu(const Tensor& x, const Tensor& w, const Tensor& w_
   const int64_t m = layer.problem.m;
   const Tensor out = empty_cpu(layer.out_shape, layer.out_type);
   if (out.numel() == 0) return out;
-  const Tensor ordered = ordered_rows(call.weights, x, m, nullptr);
+  const PreparedRows rows(call.weights, x, m, nullptr, {m});
+  call.rows = rows.of(0, m);
   call.epilogue.out = out.mutable_data_ptr();
-  cpu::weight_only(call.weights, static_cast<const float*>(ordered.const_data_ptr()), m, call.epilogue);
+  cpu::weight_only(call);
   return out;
 }
 
@@ -77,19 +113,17 @@ Tensor grouped_weight_only_cpu(const Tensor& x, std::vector<Tensor> w, std::vect
   for (size_t i = 0; i < w.size(); ++i)
     layers.push_back(layer_of(g.layers[i], w[i], w_zero_point.empty() ? MaybeTensor() : MaybeTensor(w_zero_point[i])));
   const std::vector<int64_t> counts = counts_of(g, w.size(), x.size(0));
-  const int64_t n = layers[0].weights.n, columns = cpu::ordered_columns(layers[0].weights);
+  const int64_t n = layers[0].weights.n;
   const Tensor out = empty_cpu({g.count, n}, g.layers[0].out_type);
   if (out.numel() == 0) return out;
   const int64_t present = g.ends[w.size() - 1], row_bytes = n * bits_of(layers[0].epilogue.out_type) / 8;
   auto* const results = static_cast<char*>(out.mutable_data_ptr());
   std::memset(results + present * row_bytes, 0, static_cast<size_t>((g.count - present) * row_bytes));
   if (present == 0) return out;
-  const Tensor ordered = ordered_rows(layers[0].weights, x, present, g.rows);
-  const auto* row = static_cast<const float*>(ordered.const_data_ptr());
+  const PreparedRows of_layers(layers[0].weights, x, present, g.rows, counts);
   int64_t first = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
-    layers[i].m = counts[i];
-    layers[i].x = row + first * columns;
+    layers[i].rows = of_layers.of(first, counts[i]);
     layers[i].epilogue.out = results + first * row_bytes;
     first += counts[i];
   }

@@ -117,7 +117,7 @@ void linear_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, co
 
 const Kernels& kernels_amx_int8() {
   static const Kernels table = [] {
-    Kernels k = kernels_avx512_vnni();
+    Kernels k = machine_has(Isa::avx512_bf16) ? kernels_avx512_bf16() : kernels_avx512_vnni();
     k.isa = Isa::amx_int8;
     k.row_block = 32;
     k.quad_step = kTileQuads;

@@ -14,6 +14,7 @@
   X(scalar, true)                   \
   X(avx2, PYQ_CPU_HAS_AVX2)         \
   X(avx512_vnni, PYQ_CPU_HAS_VNNI)  \
+  X(avx512_bf16, PYQ_CPU_HAS_VNNI && PYQ_CPU_HAS("avx512bf16")) \
   X(amx_int8, PYQ_CPU_HAS_VNNI && has_amx())
 #else
 #define PYQUANT_CPU_ISAS(X) \

@@ -102,6 +102,19 @@ struct WeightRun {
   int64_t ld_scale = 0;
 };
 
+// Columns [begin, end) of up to kBlockN channels of codes less their zero points, as pairs of bfloat16, the first
+// column lowest: pairs[i / 2][channel] of columns begin + i and begin + i + 1. begin and group_size are multiples of 32
+// bits of codes. Zeros stand for channels that there are not.
+struct PairRun {
+  const uint8_t* w = nullptr;
+  DType type = DType::s8;  // s8, s4
+  int64_t ldw = 0;         // bytes
+  int64_t channels = 0, begin = 0, end = 0;
+  const float* zeros = nullptr;  // [group, from that of begin on][kBlockN], or null
+  int64_t group_size = 0;        // not 0
+  uint32_t* pairs = nullptr;     // written for whole 32 bits of codes
+};
+
 // One tile of the output, at most kBlockN columns wide, and all that its epilogue needs. The vectors of a block hold
 // kBlockN entries each, whatever cols is.
 struct Tile {
@@ -196,6 +209,11 @@ struct Kernels {
   // sum[rows][kBlockN] (+)= x[rows][columns] * panel[columns][kBlockN]; x: rows ldx apart.
   void (*panel_products)(const float* x, int64_t rows, int64_t ldx, const float* panel, int64_t columns, float* sum,
                          bool add);
+  // For machines that multiply pairs of bfloat16, else null.
+  void (*pair_codes)(const PairRun& run);
+  // sum[rows][kBlockN] (+)= (x[rows][2 * count] * pairs[count][kBlockN]) * scale[kBlockN]; x: bfloat16, rows ldx apart.
+  void (*pair_products)(const uint16_t* x, int64_t rows, int64_t ldx, const uint32_t* pairs, int64_t count,
+                        const float* scale, float* sum, bool add);
   void (*fake_quantize)(const FakeRun& run);
   void (*fake_quantize_dynamic)(const FakeDynamicRun& run);
   // out = grad where the mask is 1, else 0: elements [begin, end) of 2 or 4 bytes; begin is a multiple of 64. out may

@@ -1,5 +1,6 @@
 // Layers of float rows and integer weights (docs/numerics.md 8). Few rows: the codes become real numbers in registers.
-// Many: in a panel of 64 channels and 256 columns, which all rows read. Never the whole matrix.
+// Many: in a panel of 64 channels and 256 columns, which all rows read; where the machine multiplies pairs of bfloat16,
+// in a panel of pairs of codes, whose sums meet the scales of their group. Never the whole matrix.
 #include "cpu/weight_only.h"
 
 #include <algorithm>
@@ -19,6 +20,7 @@ constexpr int64_t kGrain = 1 << 18;           // numbers to convert worth a thre
 constexpr int64_t kRegisterRows = 8;          // up to here the panel costs more than decoding for every four rows
 constexpr int64_t kRowBlock = 512;            // rows of one pass over the weights
 constexpr int64_t kColumns = 256;             // of K at a time: 64 KiB of real numbers
+constexpr int64_t kPairedGroup = 32;          // codes of a group that are worth sums of their own
 
 // Whether the kernels read these codes as they stand: every piece that they load has whole groups, or is within one.
 bool is_direct(const IntegerWeights& w) {
@@ -71,40 +73,89 @@ void order_nibbles(const float* x, int64_t k, int64_t lanes, float* out) {
 // What a block of channels costs, in products along K: its rows, and making real numbers of its codes.
 int64_t block_cost(const WeightOnlyLayer& layer) {
   constexpr int64_t kDecode = 8;
-  return layer.m == 0 ? 0 : (layer.m + kDecode) * (layer.weights.k + 1);
+  return layer.rows.m == 0 ? 0 : (layer.rows.m + kDecode) * (layer.weights.k + 1);
 }
 
 // One thread's blocks of channels.
 class Worker {
  public:
-  Worker(const IntegerWeights& w, const float* x, int64_t m, const FloatEpilogue& epilogue)
-      : w_(w), x_(x), m_(m), epilogue_(epilogue), columns_(ordered_columns(w)), direct_(is_direct(w)) {
-    in_registers_ = direct_ && m <= kRegisterRows;
-    const auto rows = static_cast<size_t>(std::min(m, kRowBlock)), lanes = static_cast<size_t>(kernels_.lanes);
+  explicit Worker(const WeightOnlyLayer& layer)
+      : w_(layer.weights),
+        x_(layer.rows),
+        epilogue_(layer.epilogue),
+        columns_(ordered_columns(w_)),
+        direct_(is_direct(w_)),
+        in_pairs_(x_.pairs != nullptr) {
+    in_registers_ = direct_ && x_.m <= kRegisterRows;
+    const auto rows = static_cast<size_t>(std::min(x_.m, kRowBlock)), lanes = static_cast<size_t>(kernels_.lanes);
     const auto k = static_cast<size_t>(in_registers_ ? 0 : columns_);
-    const size_t panel = in_registers_ ? 0 : kColumns * kBlockN, reals = direct_ ? kColumns * lanes : k * kBlockN;
+    const size_t panel = in_registers_ || in_pairs_ ? 0 : kColumns * kBlockN;
+    const size_t reals = direct_ ? kColumns * lanes : k * kBlockN, pairs = in_pairs_ ? kColumns / 2 * kBlockN : 0;
+    const size_t factors = in_pairs_ ? (kColumns / kPairedGroup + 1) * kBlockN : 0;
     auto& scratch = Scratch::of_this_thread();
     scratch.reset(Scratch::rounded(rows * kBlockN * 4) + Scratch::rounded(panel * 4) + Scratch::rounded(reals * 4) +
-                  Scratch::rounded(k));
+                  Scratch::rounded(k) + Scratch::rounded(pairs * 4) + 2 * Scratch::rounded(factors * 4));
     sum_ = scratch.take<float>(rows * kBlockN);
     panel_ = scratch.take<float>(panel);
     reals_ = scratch.take<float>(reals);
     row_ = scratch.take<int8_t>(k);
+    pairs_ = scratch.take<uint32_t>(pairs);
+    scales_ = scratch.take<float>(factors);
+    zeros_ = scratch.take<float>(factors);
   }
 
   void run(Range blocks) {
     for (int64_t block = blocks.begin; block < blocks.end; ++block) {
       const int64_t first = block * kBlockN, count = std::min(kBlockN, w_.n - first);
       if (!direct_) convert_block(first, count);
-      for (int64_t row = 0; row < m_; row += kRowBlock) {
-        const int64_t rows = std::min(kRowBlock, m_ - row);
-        multiply(first, count, x_ + row * columns_, rows);
+      for (int64_t row = 0; row < x_.m; row += kRowBlock) {
+        const int64_t rows = std::min(kRowBlock, x_.m - row);
+        if (in_pairs_)
+          multiply_pairs(first, count, x_.pairs + row * x_.pairs_ld, rows);
+        else
+          multiply(first, count, x_.ordered + row * columns_, rows);
         float_tile(epilogue_, sum_, kBlockN, row, rows, first, count);
       }
     }
   }
 
  private:
+  void multiply_pairs(int64_t first, int64_t count, const uint16_t* x, int64_t rows) {
+    const int64_t group = w_.group_size ? w_.group_size : round_up(w_.k, kColumns);
+    const WeightRun from = run_of(w_, first, count);
+    for (int64_t begin = 0; begin < w_.k; begin += kColumns) {
+      const int64_t end = std::min(begin + kColumns, w_.k), before = begin / group;
+      take_factors(from, before, (end - 1) / group + 1);
+      PairRun codes;
+      codes.w = static_cast<const uint8_t*>(from.w);
+      codes.type = w_.type;
+      codes.ldw = w_.row_bytes;
+      codes.channels = count;
+      codes.begin = begin;
+      codes.end = end;
+      codes.zeros = from.zero_point ? zeros_ : nullptr;
+      codes.group_size = group;
+      codes.pairs = pairs_;
+      kernels_.pair_codes(codes);
+      for (int64_t at = begin; at < end;) {
+        const int64_t to = std::min(end, (at / group + 1) * group);
+        kernels_.pair_products(x + at, rows, x_.pairs_ld, pairs_ + (at - begin) / 2 * kBlockN, (to - at + 1) / 2,
+                               scales_ + (at / group - before) * kBlockN, sum_, at > 0);
+        at = to;
+      }
+    }
+  }
+
+  // Scales and zero points of groups [begin, end), a vector of channels each.
+  void take_factors(const WeightRun& from, int64_t begin, int64_t end) {
+    for (int64_t c = 0; c < kBlockN; ++c)
+      for (int64_t g = begin; g < end; ++g) {
+        const int64_t to = (g - begin) * kBlockN + c, at = c * from.ld_scale + g;
+        scales_[to] = c < from.channels ? from.scale[at] : 0.f;
+        if (from.zero_point) zeros_[to] = c < from.channels ? static_cast<float>(from.zero_point[at]) : 0.f;
+      }
+  }
+
   void multiply(int64_t first, int64_t count, const float* x, int64_t rows) {
     if (in_registers_) return kernels_.weight_products(run_of(w_, first, count), x, rows, columns_, sum_, kBlockN);
     for (int64_t begin = 0; begin < columns_ || begin == 0; begin += kColumns) {
@@ -132,15 +183,15 @@ class Worker {
   }
 
   const IntegerWeights& w_;
-  const float* x_;
-  const int64_t m_;
+  const LayerRows& x_;
   const FloatEpilogue& epilogue_;
   const Kernels& kernels_ = kernels();
   const int64_t columns_;
-  const bool direct_;
+  const bool direct_, in_pairs_;
   bool in_registers_;
-  float *sum_, *panel_, *reals_;
+  float *sum_, *panel_, *reals_, *scales_, *zeros_;
   int8_t* row_;
+  uint32_t* pairs_;
 };
 
 }  // namespace
@@ -168,9 +219,28 @@ void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, i
   });
 }
 
-void weight_only(const IntegerWeights& w, const float* x, int64_t m, const FloatEpilogue& epilogue) {
-  const Shares shares(block_count(w.n), m * w.n * w.k, kProductGrain);
-  shares.run([&](Share share) { Worker(w, x, m, epilogue).run({share.begin, share.end}); });
+bool takes_pairs(const IntegerWeights& w, DType x, int64_t m) {
+  const bool has_sums = w.group_size == 0 || (w.group_size >= kPairedGroup && w.group_size % 2 == 0);
+  return kernels().pair_products && x == DType::bf16 && m > kRegisterRows && w.k > 0 && has_sums && is_direct(w);
+}
+
+int64_t paired_columns(const IntegerWeights& w) { return round_up(w.k, 2); }
+
+void pair_rows(const IntegerWeights& w, const uint16_t* x, int64_t m, int64_t ldx, uint16_t* out, const int64_t* rows) {
+  const int64_t columns = paired_columns(w);
+  Shares(m, m * w.k, kGrain).run([&](Share share) {
+    for (int64_t r = share.begin; r < share.end; ++r) {
+      uint16_t* to = out + r * columns;
+      std::copy_n(x + (rows ? rows[r] : r) * ldx, w.k, to);
+      std::fill(to + w.k, to + columns, uint16_t{0});
+    }
+  });
+}
+
+void weight_only(const WeightOnlyLayer& layer) {
+  const IntegerWeights& w = layer.weights;
+  const Shares shares(block_count(w.n), layer.rows.m * w.n * w.k, kProductGrain);
+  shares.run([&](Share share) { Worker(layer).run({share.begin, share.end}); });
 }
 
 void weight_only_all(const std::vector<WeightOnlyLayer>& layers) {
@@ -178,12 +248,9 @@ void weight_only_all(const std::vector<WeightOnlyLayer>& layers) {
   int64_t products = 0;
   for (const WeightOnlyLayer& one : layers) {
     blocks.push_back({block_count(one.weights.n), block_cost(one)});
-    products += one.m * one.weights.n * one.weights.k;
+    products += one.rows.m * one.weights.n * one.weights.k;
   }
-  Cut(std::move(blocks)).run(products < 2 * kProductGrain, [&](size_t l, Range mine) {
-    const WeightOnlyLayer& one = layers[l];
-    Worker(one.weights, one.x, one.m, one.epilogue).run(mine);
-  });
+  Cut(std::move(blocks)).run(products < 2 * kProductGrain, [&](size_t l, Range mine) { Worker(layers[l]).run(mine); });
 }
 
 }  // namespace pyquant::cpu

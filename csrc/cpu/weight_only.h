@@ -18,22 +18,35 @@ struct IntegerWeights {
   const int32_t* zero_point = nullptr;  // likewise; null: 0
 };
 
+// Rows of x as a layer reads them: in pairs where it takes pairs, else ordered.
+struct LayerRows {
+  const float* ordered = nullptr;
+  const uint16_t* pairs = nullptr;
+  int64_t pairs_ld = 0;  // numbers from one row to the next
+  int64_t m = 0;
+};
+
 // Length of the rows that follow: k, rounded up; the rest is zeros.
 int64_t ordered_columns(const IntegerWeights& w);
 // x f32, f16 or bf16, rows of k, ldx elements apart -> float32 [m, ordered_columns] in the order that the kernels read.
 // rows: [m], which rows of x they are; null: the first m.
 void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, float* out,
                 const int64_t* rows = nullptr);
-// The whole layer; x as order_rows makes it.
-void weight_only(const IntegerWeights& w, const float* x, int64_t m, const FloatEpilogue& epilogue);
 
-// One of several layers of one K, type and group size, on rows of its own: x as order_rows makes it, out in `epilogue`.
+// Whether m rows of this type are multiplied as pairs of bfloat16, by codes that are no real numbers yet.
+bool takes_pairs(const IntegerWeights& w, DType x, int64_t m);
+// bf16 rows of an even number of columns are pairs where they lie. Others: -> [m, paired_columns], zeros at the end.
+int64_t paired_columns(const IntegerWeights& w);
+void pair_rows(const IntegerWeights& w, const uint16_t* x, int64_t m, int64_t ldx, uint16_t* out, const int64_t* rows);
+
+// One of several layers of one K, type and group size, on rows of its own; out is in `epilogue`.
 struct WeightOnlyLayer {
   IntegerWeights weights;
-  const float* x = nullptr;
-  int64_t m = 0;
+  LayerRows rows;
   FloatEpilogue epilogue;
 };
+// The whole layer.
+void weight_only(const WeightOnlyLayer& layer);
 // All of them in one parallel region; each gives the bits that weight_only gives.
 void weight_only_all(const std::vector<WeightOnlyLayer>& layers);
 

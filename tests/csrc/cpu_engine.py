@@ -77,7 +77,7 @@ def link(target: Path, objects: Sequence[Path], *flags: str) -> Path:
     return target
 
 
-NOT_COMPILED = ("avx512_vnni", "amx_int8")  # the dearest files
+NOT_COMPILED = ("avx512_vnni", "avx512_bf16", "amx_int8")  # the dearest files
 
 
 def compile_for_edits(folder: Path) -> Path:

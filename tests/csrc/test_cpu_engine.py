@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import struct
 import subprocess
@@ -550,17 +551,42 @@ def check_weight_only(engine: ctypes.CDLL, index: int) -> None:
         assert out.size == 0 or far.max() <= 1, f"{what}: {far.max()} times its bound"
 
 
+@pytest.mark.parametrize("type_", [S4, S8], ids=["s4", "s8"])
+@pytest.mark.parametrize("group", [0, 32, 48, 128, 320])
+def test_weight_only_is_exact_for_whole_numbers(engine: ctypes.CDLL, type_: int, group: int) -> None:
+    """Under scales that are powers of two: many rows, ends of blocks and of K, groups that end within a panel."""
+    low, high = (-8, 7) if type_ == S4 else (-128, 127)
+    for index, (m, n) in enumerate(((9, 1), (13, 65), (9, 70), (515, 130))):
+        k = group * (5 if group < 100 else 3) if group else (5, 255, 261, 640)[index]
+        rng = generator(70_000 + 10 * group + index)
+        codes_, groups = codes(rng, low, high, n, k), k // group if group else 1
+        scale = np.exp2(rng.integers(-3, 4, (n, groups))).astype(np.float32)
+        zero = rng.integers(low, high + 1, (n, groups)).astype(np.int32) if index % 2 else None
+        x = rng.integers(-4, 5, (m, k)).astype(np.float32)
+        shifted = codes_ - (0 if zero is None else zero.astype(np.int64).repeat(k // groups, axis=1))
+        want = x.astype(np.float64) @ (shifted * scale.astype(np.float64).repeat(k // groups, axis=1)).T
+        memory = packed_nibbles(codes_.astype(np.int8)) if type_ == S4 else codes_.astype(np.int8)
+        memory, rows = strided(memory, memory.shape[1] + 3), strided(stored(x, BF16), k + 3)
+        sizes = int64s(n, 0, F32, n, F32, k, type_, memory.shape[1], group, m, BF16, k + 3)
+        for variant in variants(engine):
+            out, none = np.full((m, n), np.nan, np.float32), at(None)
+            clamp = (ctypes.c_float * 2)()
+            engine.t_weight_only(sizes, at(memory), at(scale), at(zero), at(rows), none, clamp, none, at(out))
+            assert (out == want).all(), (variant, m, n, k)
+
+
 def test_weight_only_keeps_what_is_not_finite_in_its_row(engine: ctypes.CDLL) -> None:
     """A row with a NaN gives NaN in each channel, whatever its codes are, and its neighbours none."""
-    for m in (3, 20):
+    for m, x_type in itertools.product((3, 20), FLOATS):
         x = np.ones((m, 130), np.float32)
         x[1, 129] = np.nan
+        rows = stored(x, x_type)
         codes_, scale = np.zeros((70, 65), np.uint8), np.ones((70, 1), np.float32)
-        sizes, clamp = int64s(70, 0, F32, 70, F32, 130, S4, 65, 0, m, F32, 130), (ctypes.c_float * 2)()
+        sizes, clamp = int64s(70, 0, F32, 70, F32, 130, S4, 65, 0, m, x_type, 130), (ctypes.c_float * 2)()
         for variant in variants(engine):
             out = np.full((m, 70), 5, np.float32)
             none = at(None)
-            engine.t_weight_only(sizes, at(codes_), at(scale), none, at(x), none, clamp, none, at(out))
+            engine.t_weight_only(sizes, at(codes_), at(scale), none, at(rows), none, clamp, none, at(out))
             assert np.isnan(out[1]).all(), variant
             assert (np.delete(out, 1, axis=0) == 0).all(), variant
 

@@ -147,7 +147,7 @@ def run(**environment: str) -> str:
 
 def test_every_instruction_set_and_the_fallback_give_the_same_bits() -> None:
     want = run()
-    names = ("scalar", "avx2", "avx512_vnni", "amx_int8")
+    names = ("scalar", "avx2", "avx512_vnni", "avx512_bf16", "amx_int8")
     got = {name: run(PYQUANT_CPU_ISA=name) for name in names}
     got["fallback"] = run(PYQUANT_DISABLE_NATIVE="1")
     assert set(got.values()) == {want}, got
