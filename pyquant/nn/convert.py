@@ -106,7 +106,7 @@ def fates_in(
     if heads is not None and not isinstance(heads, bool):
         raise ArgumentError("heads", repr(heads)[:80], "True, False or None")
     arguments.one_of("on_indivisible", on_indivisible, CHOICES)
-    rules = rules_of(config)
+    rules = rules_of(config, model)
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, *((nn.Embedding,) if embeddings else ()))
     if isinstance(model, kinds) or has_form(model):
         raise ArgumentError("model", f"a {type(model).__name__} itself", "a model that contains layers; use from_float")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -36,7 +37,8 @@ class FqnConfig:
       'encoder.0.query'       exact name of a layer;
       're:blocks\\.\\d+\\.fc1'    regular expression, which must match the whole name (no backreferences: the time of a
                               match is bounded, pyquant/core/patterns.py);
-      'encoder.*.query'       glob; * also crosses dots;
+      'encoder.*.query'       glob; * also crosses dots; a name of the model that holds * ? or [ is that name
+                              (of_model);
       nn.Linear               type: the closest base class of the layer wins;
       '_default'              every other layer; without it they are left alone.
     None leaves the layers of that key in floating point. Among equals the first in the mapping wins.
@@ -64,7 +66,22 @@ class FqnConfig:
             if scheme is not None and not isinstance(scheme, QScheme):
                 raise ArgumentError("config", f"{key!r}: {type(scheme).__name__} {scheme!r}"[:120], "a QScheme or None")
             self._add(key, scheme, globs)
-        self._globs = Globs(globs)
+        self._globs, self._glob_keys = Globs(globs), globs
+
+    def of_model(self, model: nn.Module) -> FqnConfig:
+        """The same rules where a key that is a module's exact name means that module, also where it reads like a glob
+        ('h[0]', which as a glob matches 'h0')."""
+        if not self._glob_keys:
+            return self
+        names = {name for name, _ in model.named_modules(remove_duplicate=False)}
+        exact = [key for key in self._glob_keys if key in names]
+        if not exact:
+            return self
+        new = copy.copy(self)
+        new._names = self._names | {key: self.entries[key] for key in exact}
+        new._glob_keys = [key for key in self._glob_keys if key not in exact]
+        new._globs, new._found = Globs(new._glob_keys), {}
+        return new
 
     def _add(self, key: Any, scheme: QScheme | None, globs: list[str]) -> None:
         if isinstance(key, type) and issubclass(key, nn.Module):

@@ -84,15 +84,16 @@ def find_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator
 _LONGEST_NAME: Final = 256
 
 
-def rules_of(config: object) -> FqnConfig:
-    """Any accepted form of a config as an FqnConfig: a scheme, its name or its preset is meant for every layer."""
+def rules_of(config: object, model: nn.Module) -> FqnConfig:
+    """Any accepted form of a config as an FqnConfig for a model: a scheme, its name or its preset is meant for every
+    layer."""
     config = to_scheme(config)
     if isinstance(config, QScheme):
         return FqnConfig({"_default": config})
-    if isinstance(config, FqnConfig):
-        return config
     if isinstance(config, Mapping):
-        return FqnConfig(config)
+        config = FqnConfig(config)
+    if isinstance(config, FqnConfig):
+        return config.of_model(model)
     got = f"{type(config).__name__} {config!r}"[:120]
     raise ArgumentError("config", got, "a QScheme such as W8A8Dynamic(), its name, or a FqnConfig")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import nn
@@ -38,6 +38,10 @@ class Rule:
             raise ArgumentError(source, repr(key), "names of layers; the default is the quantizer's scheme")
         matcher = FqnConfig({key: None})  # type: ignore[dict-item]
         return Rule(next(iter(matcher.entries)), what, matcher, source)
+
+    def of_model(self, model: nn.Module) -> Rule:
+        """The rule where a key that is a module's exact name means that module."""
+        return replace(self, matcher=self.matcher.of_model(model))
 
     def kind_at(self, name: str, module: nn.Module) -> str | None:
         """How the key names a module: 'name', 're', 'glob', 'type', or None."""

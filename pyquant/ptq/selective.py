@@ -248,7 +248,7 @@ class SelectiveQuantizer:
 
     def _replacement(self, model: nn.Module) -> Replacement:
         kinds = (Residual,) if self.skip_residuals else ()
-        rules, mappings = list(self.rules.values()), {**REGISTERED, **self.custom_mappings}
+        rules, mappings = [rule.of_model(model) for rule in self.rules.values()], {**REGISTERED, **self.custom_mappings}
         return Replacement(model, self.default, rules, mappings, kinds, self.on_indivisible, self.like, self.prepare)
 
     def _register(self, source: str, layer_names: Keys, what: Any) -> None:

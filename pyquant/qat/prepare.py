@@ -98,7 +98,7 @@ def prepare_qat_(
     check_trainable(ptq_only)
     if on_indivisible is not None:
         arguments.one_of("on_indivisible", on_indivisible, CHOICES)
-    rules = None if config is None else rules_of(config)
+    rules = None if config is None else rules_of(config, model)
     learns = _Learning(learn_amax)
     train = partial(_train, learns=learns, forward=forward)
     if simulating:

@@ -47,7 +47,7 @@ def insert_fake_quantize_(
         allowed = "a float model (remove_fake_quantize_ takes it out)"
         raise ArgumentError("model", "a model with fake quantisation", allowed)
     arguments.one_of("on_indivisible", on_indivisible, CHOICES)
-    rules = rules_of(config)
+    rules = rules_of(config, model)
     fates = simulated_fates(model, rules, filter_fn, on_indivisible)
     put_in(model, fates, twins_of(fates, simulated), "insert_fake_quantize_", rules, filter_fn)
     return model

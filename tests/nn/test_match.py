@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import pyquant
@@ -128,3 +129,35 @@ def test_leaving_alone_what_is_never_converted_is_fine() -> None:
         model(), FqnConfig({nn.Embedding: None, "re:.*norm": None, "block.norm": None, "_default": B})
     )
     assert sum(isinstance(child, pyquant.QLinear) for child in m.modules()) == 2
+
+
+class Bracketed(nn.Module):
+    """Names that read like globs, and what they would match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleDict({name: nn.Linear(16, 16) for name in ("a[0]", "a0", "b?", "bc", "c*", "cd")})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.h.values():
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("name", ["a[0]", "b?", "c*"])
+def test_the_exact_name_of_a_layer_is_no_glob(name: str) -> None:
+    """For quantize_, a plan that was searched, and a quantizer that skips; globs of no layer's name are globs."""
+    scheme, key = pyquant.W8A8Dynamic(), f"h.{name}"
+
+    def quantised(model: nn.Module) -> list[str]:
+        return [n for n, m in model.named_modules() if isinstance(m, pyquant.QLinear)]
+
+    names = [n for n, m in Bracketed().named_modules() if isinstance(m, nn.Linear)]
+    others = [n for n in names if n != key]
+    assert quantised(pyquant.quantize_(Bracketed(), {key: scheme}, check_speed=False)) == [key]
+    assert quantised(pyquant.quantize_(Bracketed(), {key: None, "_default": scheme}, check_speed=False)) == others
+    skipping = pyquant.SelectiveQuantizer(scheme=scheme, mode="hybrid")
+    skipping.register_skip_quantization(layer_names={key})
+    simulated = skipping.quantize_module(Bracketed()).named_modules()
+    assert [n for n, m in simulated if hasattr(m, "weight_fake_quant")] == others
+    assert quantised(pyquant.quantize_(Bracketed(), {"h.?[0-9]": scheme}, check_speed=False)) == ["h.a0"]

@@ -150,7 +150,7 @@ def simulating(model: nn.Module, config: Config) -> Iterator[None]:
     undo: list[Undo] = []
     try:
         expose_reversibly(model, None, undo)
-        fates = simulated_fates(model, rules_of(config), None, "per_channel")
+        fates = simulated_fates(model, rules_of(config, model), None, "per_channel")
         carry_out(model, fates, twins_of(fates, simulated), undo)
         yield
     finally:
