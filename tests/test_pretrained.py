@@ -283,3 +283,14 @@ def test_a_failure_while_loading_is_taken_back(tmp_path: Path, monkeypatch: pyte
         assert list(after) == list(before)
         assert all(after[key] is before[key] for key in before)
         assert not any(isinstance(m, pyquant.QLinear) for m in skeleton.modules())
+
+
+def test_parts_that_torch_compile_was_given_have_their_names(tmp_path: Path) -> None:
+    model = quantised()
+    want = model(IDS)
+    names = {name: type(module) for name, module in model.named_children()}
+    for name, child in list(model.named_children())[:2]:
+        setattr(model, name, torch.compile(child, backend="eager"))
+    pyquant.save_pretrained(model, tmp_path)
+    assert any(type(module) is not names[name] for name, module in model.named_children()), "as it was"
+    assert torch.equal(pyquant.load_pretrained(tmp_path, Net).eval()(IDS), want)

@@ -475,3 +475,40 @@ def test_a_model_quantised_by_hand_is_as_before_after_saving(floats: Path, tmp_p
 def test_generate_is_that_of_the_model_loaded_by_pyquant(codes: Path, floats: Path) -> None:
     words = {"max_new_tokens": 4, "do_sample": False}
     assert torch.equal(load(codes).generate(IDS, **words), quantised(floats).generate(IDS, **words))
+
+
+SEQ2SEQ = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+SEQ2SEQ |= {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 40, "pad_token_id": 1}
+TIED = {
+    "BartForConditionalGeneration": SEQ2SEQ,
+    "M2M100ForConditionalGeneration": SEQ2SEQ,
+    "MarianMTModel": SEQ2SEQ | {"decoder_start_token_id": 1},  # whose positions are not stored
+    "T5ForConditionalGeneration": {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    | {"vocab_size": 40, "decoder_start_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("how", [{"heads": True}, {"embeddings": True}, {"heads": True, "embeddings": True}], ids=str)
+@pytest.mark.parametrize("name", TIED)
+def test_embeddings_that_share_memory_come_back(name: str, how: dict[str, bool], tmp_path: Path) -> None:
+    """A quantised head is tied no more, and a file then says so of all that one key ties: encoder and decoder read
+    their tables under names of their own, by whoever wrote the file."""
+    kind = getattr(T, name)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**TIED[name])).eval()
+    with warnings.catch_warnings(action="ignore", category=pyquant.QuantizationWarning):
+        pyquant.quantize_(model, "W8A8Dynamic", check_speed=False, **how)
+    inputs = {"input_ids": torch.arange(2, 12)[None], "decoder_input_ids": torch.arange(4, 9)[None]}
+    with torch.no_grad():
+        want = model(**inputs).logits
+    ours.enable()
+    try:
+        for writer, save in (("theirs", type(model).save_pretrained), ("ours", pyquant.save_pretrained)):
+            save(model, tmp_path / writer)
+            with torch.no_grad():
+                assert torch.equal(kind.from_pretrained(tmp_path / writer).eval()(**inputs).logits, want)
+    finally:
+        ours.disable()
+    again = pyquant.load_pretrained(tmp_path / "ours", lambda: kind(kind.config_class(**TIED[name]))).eval()
+    with torch.no_grad():
+        assert torch.equal(again(**inputs).logits, want)

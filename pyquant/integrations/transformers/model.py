@@ -59,11 +59,16 @@ def config_of(model: Any, given: Mapping[str, Any] | None = None) -> dict[str, A
     dtype = next((m.dtype for m in model.modules() if isinstance(m, (QLinear, QConv2d, QEmbedding))), None)
     if dtype is not None:
         config["dtype"] = dtype_name(dtype)
-    if config.get("tie_word_embeddings", False):
-        ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        if ends[1] is not None and any(isinstance(end, (QLinear, QEmbedding)) for end in ends):
-            config["tie_word_embeddings"] = False
+    if config.get("tie_word_embeddings", False) and has_untied(model):
+        config["tie_word_embeddings"] = False
     return config
+
+
+def has_untied(model: Any) -> bool:
+    """Whether the input or output embedding of a model is quantised, which its configuration may still call tied. One
+    key of a configuration ties all that is tied: without it a file holds each under every one of its names."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    return ends[1] is not None and any(isinstance(end, (QLinear, QEmbedding)) for end in ends)
 
 
 def forget_quantization(model: nn.Module, undo: list[Callable[[], Any]]) -> None:

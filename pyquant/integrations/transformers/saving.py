@@ -26,6 +26,10 @@ class Saves:
         model.config.quantization_config = words
         if hasattr(model.config, "tie_word_embeddings"):
             model.config.tie_word_embeddings = keys.get("tie_word_embeddings", False)
+        # Positions that a class computes are not stored, but for their codes.
+        left_out = getattr(model, "_keys_to_ignore_on_save", None)
+        if left_out and any(f"{key}_scale" in tensors for key in left_out):
+            model._keys_to_ignore_on_save = [key for key in left_out if f"{key}_scale" not in tensors]
         return tensors, {}
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:

@@ -7,9 +7,10 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.reordered import Reordered
+from pyquant.nn.undo import Undo, put
 
 OWN_EXTRA: Final = "pyquant_modules"
 
@@ -62,8 +64,9 @@ def save_pretrained(
 ) -> str:
     """Write a model to a directory: safetensors, config.json, a manifest with SHA-256 of everything; atomically.
 
-    model         any nn.Module (of what torch.compile, DataParallel or DistributedDataParallel made of one, that one);
-                  QLinear, QConv2d and QEmbedding as codes and scales, all else as its state_dict says.
+    model         any nn.Module (of what torch.compile, DataParallel or DistributedDataParallel made of one, that one;
+                  of parts of it that torch.compile was given, those); QLinear, QConv2d and QEmbedding as codes and
+                  scales, all else as its state_dict says.
     directory     made if missing; a pyquant checkpoint in it is replaced.
     extra         JSON-able words to keep beside the tensors.
     model_config  further keys of config.json, for instance a transformers configuration (`config.to_dict()`). A model
@@ -88,7 +91,25 @@ def save_pretrained(
         >>> torch.equal(model(torch.ones(1, 8)), again(torch.ones(1, 8)))
         True
     """
-    return write(unwrapped(model), directory, extra=extra, model_config=model_config, recipe=recipe)
+    arguments.module("model", model)
+    with inner_uncompiled(unwrapped(model)) as inner:
+        return write(inner, directory, extra=extra, model_config=model_config, recipe=recipe)
+
+
+@contextmanager
+def inner_uncompiled(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, where the parts that torch.compile made something of (`model.blocks[0] = torch.compile(...)`) are
+    themselves, and so are their names."""
+    undo: list[Undo] = []
+    try:
+        for module in list(model.modules()):
+            for key, child in list(module._modules.items()):
+                if isinstance(original := getattr(child, "_orig_mod", None), nn.Module):
+                    put(cast(dict[str, Any], module._modules), key, original, undo)
+        yield model
+    finally:
+        for step in reversed(undo):
+            step()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -209,7 +230,18 @@ def as_compressed_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str
     if narrow:  # where save_pretrained writes, its manifest says so
         quantization["pyquant"][NARROW] = sorted({renamed.get(name, name) for name in narrow})
     tensors = {name: t for part in parts_of(given, entries, others, sys.maxsize) for name, t in part.items()}
+    if transformers.has_untied(model):
+        _part_from_each_other(tensors)
     return tensors, quantization, described
+
+
+def _part_from_each_other(tensors: dict[str, Tensor]) -> None:
+    """Copies of tensors that share memory: transformers stores such as one of them."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in seen:
+            tensors[name] = tensor.clone()
+        seen.add(tensors[name].untyped_storage().data_ptr())
 
 
 def _part(matrix: Matrix, give: Callable[[], LayerRecord]) -> LayerRecord:
@@ -367,12 +399,14 @@ def _other_tensors(model: nn.Module, quantised: list[str], source: Source | None
 
 def _stored_before(model: nn.Module, quantised: list[str]) -> set[str]:
     """Names of a transformers model's tensors that are tied to one of another name, under which they are stored: some
-    readers have no place for both."""
+    readers have no place for both. None where readers are told that nothing is tied."""
     from pyquant.integrations import transformers
 
     seen: set[int] = set()
-    found = set()
-    for key, value in state_without_codes(model, keep_vars=True).items() if transformers.is_model(model) else ():
+    found: set[str] = set()
+    if not transformers.is_model(model) or transformers.has_untied(model):
+        return found
+    for key, value in state_without_codes(model, keep_vars=True).items():
         if isinstance(value, nn.Parameter) and not is_inside(key, quantised):
             found |= {key} if id(value) in seen else set()
             seen.add(id(value))
