@@ -1,5 +1,5 @@
 // processors: x86_64, flags: -mamx-tile -mamx-int8
-// (No vector code: the few rows that AMX leaves over run in isa_avx512_vnni.cpp.)
+// (No vector code: what AMX leaves over, few rows and floats, runs in the files of AVX-512.)
 // AMX: 16 x 64 byte tiles, 16384 products an instruction. Few rows, and groups that do not fill a tile, run on VNNI.
 #include <immintrin.h>
 
@@ -117,7 +117,7 @@ void linear_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, co
 
 const Kernels& kernels_amx_int8() {
   static const Kernels table = [] {
-    Kernels k = machine_has(Isa::avx512_bf16) ? kernels_avx512_bf16() : kernels_avx512_vnni();
+    Kernels k = kernels_avx512_bf16();
     k.isa = Isa::amx_int8;
     k.row_block = 32;
     k.quad_step = kTileQuads;

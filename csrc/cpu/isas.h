@@ -10,12 +10,13 @@
 #define PYQ_CPU_HAS_AVX2 (PYQ_CPU_HAS("avx2") && PYQ_CPU_HAS("fma") && PYQ_CPU_HAS("f16c"))
 #define PYQ_CPU_HAS_VNNI (PYQ_CPU_HAS_AVX2 && PYQ_CPU_HAS("avx512f") && PYQ_CPU_HAS("avx512bw") && \
                           PYQ_CPU_HAS("avx512vl") && PYQ_CPU_HAS("avx512dq") && PYQ_CPU_HAS("avx512vnni"))
+#define PYQ_CPU_HAS_BF16 (PYQ_CPU_HAS_VNNI && PYQ_CPU_HAS("avx512bf16"))
 #define PYQUANT_CPU_ISAS(X)         \
   X(scalar, true)                   \
   X(avx2, PYQ_CPU_HAS_AVX2)         \
   X(avx512_vnni, PYQ_CPU_HAS_VNNI)  \
-  X(avx512_bf16, PYQ_CPU_HAS_VNNI && PYQ_CPU_HAS("avx512bf16")) \
-  X(amx_int8, PYQ_CPU_HAS_VNNI && has_amx())
+  X(avx512_bf16, PYQ_CPU_HAS_BF16)  \
+  X(amx_int8, PYQ_CPU_HAS_BF16 && has_amx())
 #else
 #define PYQUANT_CPU_ISAS(X) \
   X(scalar, true)

@@ -119,19 +119,14 @@ def run_calibration(
             running.clear()
             args, kwargs = to_inputs(batch)
             try:
-                model(*args, **kwargs)
+                with batch_named(done):
+                    model(*args, **kwargs)
             except TypeError as error:
                 check_call(model, args, kwargs, batch, error)
                 raise
             except ArgumentError as error:
                 where = f"{running[-1]}, " if running else ""
                 raise type(error)(error.argument, f"{error.got} ({where}batch {done})", error.allowed) from error
-            except (RuntimeError, *_OF_MODELS) as error:
-                is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError  # out of memory
-                if is_other or isinstance(error, PyquantError):
-                    raise
-                kind = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
-                raise CalibrationError(f"data: on batch {done} the model raised: {kind}{error}") from error
             if saved is not None and (done + 1) % every == 0:
                 saved.save(done + 1)
             if on_batch is not None:
@@ -144,6 +139,20 @@ def run_calibration(
         if on_silent == "raise":
             refuse_silent(silent_in(collected), len(named))
     return collected
+
+
+@contextlib.contextmanager
+def batch_named(number: int) -> Iterator[None]:
+    """What a model raises over a batch inside, as a CalibrationError that says which. Our own errors, and what means
+    that memory is out, pass."""
+    try:
+        yield
+    except (RuntimeError, *_OF_MODELS) as error:
+        is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError  # out of memory
+        if is_other or isinstance(error, PyquantError):
+            raise
+        kind = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
+        raise CalibrationError(f"data: on batch {number} the model raised: {kind}{error}") from error
 
 
 def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any, error: TypeError) -> None:
@@ -169,7 +178,8 @@ def silent_in(collected: Collected) -> list[str]:
 def refuse_silent(silent: Sequence[str], total: int) -> None:
     """Raise CalibrationError where there are any."""
     if silent:
-        ways = "leave them out (filter_fn, None in the config), give them a dynamic scheme, or data that reaches them"
+        out = "leave them out (filter_fn, None in the config, --skip)"
+        ways = f"{out}, give them a dynamic scheme, or data that reaches them"
         what = f"{len(silent)} of {total} layers saw no data: {', '.join(silent)}"
         raise CalibrationError(f"{what}. The model never called them in eval mode on these batches: {ways}")
 

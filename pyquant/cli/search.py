@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+
+from torch import nn
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.models import MODEL_HELP, load_batches, load_eval, model_factory
 from pyquant.cli.options import add_formats, check_batches, formats_of
 from pyquant.cli.outputs import check_file
 from pyquant.cli.progress import Stages
+from pyquant.core.names import did_you_mean
+from pyquant.errors import ArgumentError
+from pyquant.nn.match import FqnConfig
 from pyquant.report.records.search import SearchReport
 from pyquant.report.search import plan_table
 
@@ -40,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--score-data", metavar="FN", help="the same, for losses: held-out batches (default: --data)")
     add("--eval", metavar="FN", help=_EVAL_HELP)
     add("--lower-is-better", action="store_true", help="of the task metric")
-    add("--recipe", metavar="FILE", help="its `search` section gives defaults, its training sections go into the plan")
+    add(
+        "--recipe",
+        metavar="FILE",
+        help="its `search` section gives defaults, its skip_modules are left, its training sections go into the plan",
+    )
+    add("--skip", nargs="+", default=[], metavar="PATTERN", help="layers to leave as floats: name, glob, re:...")
     add_formats(parser)
     add("--objective", default="latency", metavar="WHAT", help="latency, size or effective_bits; default: %(default)s")
     add(
@@ -97,9 +108,11 @@ def run(args: argparse.Namespace) -> int:
     check_file("--record", args.record, _REPORTS)
     for path in args.report:
         check_file("--report", path, _REPORTS)
+    model, known = factory(), base.selective_quantizer_params.skip_modules or ()
+    chosen = _filter_of(model, {**dict.fromkeys(args.skip, "--skip"), **dict.fromkeys(known, "--recipe")})
     with Stages("search") as shown, using_threads(args.threads):
         plan = pyquant.search(
-            factory(),
+            model,
             None,
             data(),
             formats_of(args.formats or asked.formats),
@@ -115,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
             corner_share=args.corner_share,
             num_batches=args.batches,
             grouping=args.grouping,
+            filter_fn=chosen,
             score_data=None if score is None else score(),
             max_loss=args.max_loss,
             max_latency_us=args.max_latency_us,
@@ -142,6 +156,23 @@ def run(args: argparse.Namespace) -> int:
         words = ["pyquant", "quantize", args.model, "--recipe", args.out, "--calibration", args.calibration]
         print(f"next: {shlex.join([*words, '--out', 'quantised'])}")
     return 0
+
+
+def _filter_of(model: nn.Module, patterns: Mapping[str, str]) -> Callable[[nn.Module, str], bool] | None:
+    """filter_fn that leaves what {pattern: the option that it came by} match; None for none. Raises ArgumentError for a
+    pattern that matches nothing."""
+    if not patterns:
+        return None
+    modules = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
+    for pattern, option in patterns.items():
+        rule = FqnConfig({pattern: None}).of_model(model)
+        if all(rule.decide(name, module) is None for name, module in modules):
+            hint = did_you_mean(pattern, [name for name, _ in modules])
+            raise ArgumentError(
+                option, f"{pattern!r}, which matches nothing{hint}", "names of layers, globs or 're:...'"
+            )
+    rules = FqnConfig(dict.fromkeys(patterns)).of_model(model)
+    return lambda module, name: rules.decide(name, module) is None
 
 
 def summary(record: SearchReport) -> list[str]:

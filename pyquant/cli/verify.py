@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     with ProgressBar("verify", max(len(layers), 1)) as shown:
         for record in layers:
             shown.step(record.name)
-            verdicts.append(verify_layer(record, _float_layer(float_model, record.name, checkpoint)))
+            verdicts.append(verify_layer(record, _float_layer(float_model, record, checkpoint)))
     whole, traced, why_not = None, None, "pass --against MODEL to check them."
     if factory:
         given = load_inputs(args.inputs, "--inputs") if args.inputs else None
@@ -178,10 +178,12 @@ def compare(y: Tensor, reference: Tensor) -> dict[str, float]:
     return {"sqnr_db": sqnr, "cosine": cosine, "max_error": float((a - b).abs().max()) if len(a) else 0.0}
 
 
-def _float_layer(model: nn.Module | None, name: str, checkpoint: Checkpoint) -> nn.Linear | nn.Conv2d | None:
-    """The float model's layer of that name, or what it is behind a step that the saved model has and it has not."""
+def _float_layer(model: nn.Module | None, record: LayerRecord, checkpoint: Checkpoint) -> nn.Linear | nn.Conv2d | None:
+    """The float model's layer of that name, or what it is behind a step that the saved model has and it has not.
+    Raises ArgumentError where it is another layer than the one that was quantised."""
     if model is None:
         return None
+    name = record.name
     modules = dict(model.named_modules(remove_duplicate=False))
     module, outer = modules.get(name), name.removesuffix(".linear")
     whole = modules.get(outer)
@@ -191,6 +193,11 @@ def _float_layer(model: nn.Module | None, name: str, checkpoint: Checkpoint) -> 
         raise ArgumentError("--against", f"a model without a layer {name!r}", "the model that was quantised")
     if not isinstance(module, (nn.Linear, nn.Conv2d)):
         raise ArgumentError("--against", f"{name!r} is a {type(module).__name__}", "a torch.nn.Linear or Conv2d there")
+    kind, there = "Conv2d" if record.kind == "conv2d" else "Linear", module.weight.flatten(1).shape
+    if isinstance(module, nn.Conv2d) != (kind == "Conv2d") or there != (record.out_features, record.in_features):
+        got = f"{name!r} is a {type(module).__name__} with weights {list(module.weight.shape)}"
+        words = f"a {kind} of {record.in_features} weights for each of {record.out_features} outputs"
+        raise ArgumentError("--against", got, f"the model that was quantised, which has {words} there")
     return module
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from pyquant.core.names import listed
 from pyquant.nn.forms import has_form
@@ -64,8 +65,11 @@ def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Ho
     """
     scales = {id(fake) for m in model.modules() for fake in getattr(m, "fake_quantizers", dict)().values()}
     seen = {id(p) for m in model.modules() if isinstance(m, known) for p in m._parameters.values() if p is not None}
+    computed = {id(m) for m in model.modules() if isinstance(m, known) and parametrize.is_parametrized(m)}
+    own = [m._modules["parametrizations"] for m in model.modules() if id(m) in computed]
+    counted = scales | {id(one) for lists in own if lists is not None for one in lists.children()}  # the layers' own
     for name, module in model.named_modules():
-        if isinstance(module, (*known, *_ELEMENTWISE)) or id(module) in scales:
+        if isinstance(module, (*known, *_ELEMENTWISE)) or id(module) in counted:
             continue
         matrices = {n: p for n, p in module._parameters.items() if is_matrix(p) and id(p) not in seen}
         seen |= {id(p) for p in matrices.values()}

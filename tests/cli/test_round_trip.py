@@ -268,6 +268,11 @@ def test_verify_against_another_architecture(capsys: pytest.CaptureFixture[str])
     quantize("--scheme", "W8A8Dynamic")
     assert main(["verify", "q", "--against", "toy_models:other_architecture"]) == 2
     assert "'1'" in capsys.readouterr().err
+    for other, got in (("wider", r"[96, 128]"), ("longer", r"[100, 64]"), ("convolving", r"[96, 64, 1, 1]")):
+        assert main(["verify", "q", "--against", f"toy_models:{other}"]) == 2
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert f"'1' is a {'Conv2d' if other == 'convolving' else 'Linear'} with weights {got}" in told
+        assert "a Linear of 64 weights for each of 96 outputs" in told
 
 
 def test_nested_callables_and_missing_folders(capsys: pytest.CaptureFixture[str]) -> None:

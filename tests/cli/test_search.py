@@ -124,3 +124,33 @@ def test_limits_without_a_metric() -> None:
 def test_wrong_calls_are_named(more: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, *more]) in (1, 2)
     assert named in capsys.readouterr().err
+
+
+def test_layers_that_are_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a pattern, by a recipe; one that nothing calls stops a search by static formats otherwise."""
+    source = (
+        SOURCE.replace("net as build", "net")
+        + """
+class Wider(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.never = net(), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.net(x)
+
+build = Wider
+"""
+    )
+    (folder / "toy_search.py").write_text(source)
+    words = [*WORDS, "--max-drop", "0.5"]
+    assert main(words) == 1
+    assert "never.input" in (told := capsys.readouterr().err)
+    assert "--skip" in told
+    Path("skip.yaml").write_text("pyquant_recipe: 1\nselective_quantizer_params: {skip_modules: ['nev*']}\n")
+    for more in (["--skip", "never"], ["--recipe", "skip.yaml"]):
+        assert main([*words, *more]) == 0
+        capsys.readouterr()
+        assert set(pyquant.Recipe.load("recipe.yaml").layers) == {"net.0", "net.2", "net.4", "net.6"}
+    assert main([*words, "--skip", "nver"]) == 2
+    assert "'--skip': got 'nver', which matches nothing; did you mean \"never\"?" in capsys.readouterr().err

@@ -20,6 +20,15 @@ def example_images():
 def other_architecture():
     return nn.Sequential(nn.Embedding(20, 64), nn.ReLU())
 
+def wider():
+    return nn.Sequential(nn.Embedding(20, 64), nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 32))
+
+def longer():
+    return nn.Sequential(nn.Embedding(20, 64), nn.Linear(64, 100), nn.ReLU(), nn.Linear(96, 32))
+
+def convolving():
+    return nn.Sequential(nn.Embedding(20, 64), nn.Conv2d(64, 96, 1), nn.ReLU(), nn.Linear(96, 32))
+
 def not_a_model():
     return 7
 

@@ -269,3 +269,15 @@ def test_an_image_stem_does_not_fail_a_four_bit_model(stem: tuple[int, int, int]
     with pytest.warns(pyquant.QuantizationWarning, match="got another scheme"):
         pyquant.quantize_(model, W4A8Dynamic())
     assert model(torch.randn(1, 3, 28, 28)).isfinite().all()
+
+
+@pytest.mark.parametrize("way", ["weight_norm", "spectral_norm"])
+def test_parametrised_weights_are_counted_once(way: str) -> None:
+    """As their layer's: what they are made of is no matrix beside it."""
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    getattr(torch.nn.utils.parametrizations, way)(model[0])
+    with pytest.warns(pyquant.QuantizationWarning, match="50% of the weight bytes"):
+        pyquant.quantize_(model, W8A8Dynamic(), check_speed=False)
+    rows = pyquant.quantization_report(model)
+    assert [row.name for row in rows] == ["0", "1"]
+    assert rows[1].share == pytest.approx(0.5, abs=0.01)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
-from pyquant.calibrate.run import inputs_of, too_few
+from pyquant.calibrate.run import batch_named, inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.core.modes import evaluating
 from pyquant.core.patches import Patches
@@ -50,7 +50,7 @@ def error_report(
                tokens there); of the model the row of name ''.
                `report.skipped` says which layers have no counterpart, or compute more (an activation, codes).
     Both models run in eval mode without gradients and are otherwise unchanged. Sums are float64.
-    Raises ArgumentError; CalibrationError where the data end too early.
+    Raises ArgumentError; CalibrationError where the data end too early, or a model raises over a batch.
 
     Example:
         >>> import copy, pyquant
@@ -92,16 +92,17 @@ def _report(
         raise ArgumentError("model", why, "a quantised or simulating model, and the float model with the same names")
     sums: _AllSums = {}
     moved = {pair.name for pair in pairs if _is_moved(pair)}
-    for pair in pairs:
-        if pair.name not in moved:
-            _add_weight(sums, pair)
+    compared = [pair for pair in pairs if pair.name not in moved]
+    for pair in compared:
+        _add_weight(sums, pair)
     called: set[str] = set()
     other: set[str] = set()
     to_inputs, done = inputs_of(reference, batch_to_inputs), 0
     with evaluating(model), evaluating(reference), torch.no_grad():
         for _, batch in zip(range(num_batches), data, strict=False):
             args, kwargs = to_inputs(batch)
-            _add_batch(sums, [p for p in pairs if p.name not in moved], called, other, model, reference, args, kwargs)
+            with batch_named(done):
+                _add_batch(sums, compared, called, other, model, reference, args, kwargs)
             done += 1
     if done < num_batches:
         raise too_few(num_batches, done)

@@ -312,3 +312,10 @@ def test_what_rounding_itself_makes_of_weights_is_measured(granularity: str, cal
     report = error_report(model, floats, [torch.randn(8, 64)], 1)
     assert not report.skipped
     assert {(row.layer, row.tensor) for row in report.rows} >= {("0", "weight"), ("2", "weight")}
+
+
+def test_what_a_model_raises_over_a_batch_names_the_batch() -> None:
+    floats = nn.Sequential(nn.Linear(16, 8))
+    model = pyquant.quantize_(copy.deepcopy(floats), pyquant.W8A8Dynamic(), check_speed=False)
+    with pytest.raises(CalibrationError, match="data: on batch 1 the model raised: mat1 and mat2"):
+        error_report(model, floats, [torch.randn(4, 16), torch.randn(4, 12)], 2)
