@@ -208,6 +208,8 @@ def test_what_goes_wrong_is_named() -> None:
         finetune(model, loss, iter(batches), lr=0.1, steps=9)  # a generator runs out
     with pytest.raises(ArgumentError, match="autocast"):
         finetune(model, loss, batches, lr=0.1, autocast=torch.float32)
+    with pytest.raises(ArgumentError, match=r"loss_fn.*no parameter has a part in"):
+        finetune(model, lambda m, b: m(b[0]).detach().sum(), batches, lr=0.1)
     with pytest.raises(ArgumentError, match="in step 0"):
         finetune(model, lambda m, b: m(b[0]).sum() * torch.inf, batches, lr=0.1)
 

@@ -63,6 +63,7 @@ def find_groups(model: nn.Module, grouping: Grouping = "auto", filter_fn: Filter
     if not names and refusals.is_wholly_quantised(model):
         raise refusals.already_quantised(model)
     if not names:
+        refusals.check_not_simulating(model)
         raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
     if isinstance(grouping, Mapping):
         owner = _given(names, grouping)

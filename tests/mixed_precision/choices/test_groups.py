@@ -62,6 +62,8 @@ def test_what_cannot_be_quantised_or_is_filtered_is_in_no_group() -> None:
     model = nn.ModuleDict({"a": nn.Linear(4, 4), "m": nn.MultiheadAttention(4, 2), "b": nn.Linear(4, 4)})
     assert [g.name for g in find_groups(model)] == ["a", "b"]
     assert [g.name for g in find_groups(model, filter_fn=lambda m, name: name != "a")] == ["b"]
+    with pytest.raises(ArgumentError, match=r"simulates its quantised layers.*remove_fake_quantize_"):
+        find_groups(pyquant.prepare_qat_(nn.Sequential(nn.Linear(4, 4)), "W8A8Dynamic"))
     with pytest.raises(ArgumentError, match="layers to quantise"):
         find_groups(nn.Sequential(nn.ReLU()))
     with pytest.raises(ArgumentError, match="itself"):
