@@ -1,5 +1,6 @@
 #include "bind/weight_only_cpu.h"
 
+#include <array>
 #include <cstring>
 
 #include "bind/cpu_tensor.h"
@@ -41,47 +42,50 @@ cpu::WeightOnlyLayer layer_of(FloatLayer& layer, const Tensor& w, const MaybeTen
   return made;
 }
 
-// The rows of layers of one K, type and group size, made once for all of them: m rows of x, those that `rows` names.
+// The rows of layers of one K, type and group size, made once for all of them in each form that they take: m rows of x,
+// those that `rows` names.
 class PreparedRows {
  public:
   // of_layer: how many rows each has.
   PreparedRows(const cpu::IntegerWeights& weights, const Tensor& x, int64_t m, const int64_t* rows,
                const std::vector<int64_t>& of_layer)
       : weights_(weights), from_(matrix(x)) {
-    bool pairs = false, others = false;
-    for (const int64_t count : of_layer)
-      if (count > 0) (cpu::takes_pairs(weights, from_.type, count) ? pairs : others) = true;
-    if (others) {
-      ordered_ = empty_cpu({m, cpu::ordered_columns(weights)}, ScalarType::Float);
-      auto* const out = static_cast<float*>(ordered_->mutable_data_ptr());
-      cpu::order_rows(weights, from_.data, from_.type, m, from_.ld, out, rows);
+    for (const int64_t count : of_layer) {
+      if (count == 0) continue;
+      Made& made = made_[static_cast<size_t>(cpu::form_of(weights, from_.type, count))];
+      if (made.x == nullptr) made = make(cpu::form_of(weights, from_.type, count), m, rows);
     }
-    if (!pairs) return;
-    pairs_ = static_cast<const uint16_t*>(from_.data);
-    pairs_ld_ = from_.ld;
-    if (rows == nullptr && weights.k % 2 == 0) return;
-    copied_ = empty_cpu({m, cpu::paired_columns(weights)}, ScalarType::BFloat16);
-    auto* const out = static_cast<uint16_t*>(copied_->mutable_data_ptr());
-    cpu::pair_rows(weights, pairs_, m, from_.ld, out, rows);
-    pairs_ = out;
-    pairs_ld_ = cpu::paired_columns(weights);
   }
 
   // Of a layer that has `count` of them, from `first` on.
   cpu::LayerRows of(int64_t first, int64_t count) const {
-    if (count > 0 && cpu::takes_pairs(weights_, from_.type, count))
-      return {nullptr, pairs_ + first * pairs_ld_, pairs_ld_, count};
-    if (!ordered_) return {nullptr, nullptr, 0, count};
-    const auto* const row = static_cast<const float*>(ordered_->const_data_ptr());
-    return {row + first * cpu::ordered_columns(weights_), nullptr, 0, count};
+    const cpu::RowsForm form = cpu::form_of(weights_, from_.type, count);
+    const Made& made = made_[static_cast<size_t>(form)];
+    if (made.x == nullptr) return {form, nullptr, 0, count};
+    const int64_t bytes = form == cpu::RowsForm::ordered ? 4 : 2;
+    return {form, static_cast<const char*>(made.x) + first * made.ld * bytes, made.ld, count};
   }
 
  private:
+  struct Made {
+    MaybeTensor keep;
+    const void* x = nullptr;
+    int64_t ld = 0;
+  };
+
+  Made make(cpu::RowsForm form, int64_t m, const int64_t* rows) const {
+    if (form == cpu::RowsForm::pairs && rows == nullptr && weights_.k % 2 == 0)
+      return {std::nullopt, from_.data, from_.ld};
+    const int64_t columns = cpu::columns_in(form, weights_);
+    const ScalarType type = form == cpu::RowsForm::ordered ? ScalarType::Float : ScalarType::BFloat16;
+    const Tensor out = empty_cpu({m, columns}, type);
+    cpu::prepare_rows(form, weights_, from_.data, from_.type, m, from_.ld, out.mutable_data_ptr(), rows);
+    return {out, out.const_data_ptr(), columns};
+  }
+
   const cpu::IntegerWeights& weights_;
   const Matrix from_;
-  MaybeTensor ordered_, copied_;
-  const uint16_t* pairs_ = nullptr;
-  int64_t pairs_ld_ = 0;
+  std::array<Made, 3> made_;
 };
 
 }  // namespace

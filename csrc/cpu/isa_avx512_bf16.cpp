@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/few_pairs_avx512.h"
 #include "cpu/kernels.h"
 #include "cpu/vector_avx512.h"
 
@@ -127,6 +128,8 @@ const Kernels& kernels_avx512_bf16() {
     k.isa = Isa::avx512_bf16;
     k.pair_codes = pair_codes;
     k.pair_products = pair_products;
+    k.order_pairs = order_pairs;
+    k.few_pairs = few_pairs;
     return k;
   }();
   return table;

@@ -214,6 +214,10 @@ struct Kernels {
   // sum[rows][kBlockN] (+)= (x[rows][2 * count] * pairs[count][kBlockN]) * scale[kBlockN]; x: bfloat16, rows ldx apart.
   void (*pair_products)(const uint16_t* x, int64_t rows, int64_t ldx, const uint32_t* pairs, int64_t count,
                         const float* scale, float* sum, bool add);
+  // out[r][c] = x[r] . channel c for up to 8 rows of bfloat16, ldx apart, in the order of order_pairs, which fills them
+  // up to whole 128. Groups: one, or of 32, 64 or whole 128 codes (s8: of whole 64).
+  void (*few_pairs)(const WeightRun& run, const uint16_t* x, int64_t rows, int64_t ldx, float* out, int64_t ldo);
+  void (*order_pairs)(DType weights, const uint16_t* x, int64_t k, uint16_t* out);
   void (*fake_quantize)(const FakeRun& run);
   void (*fake_quantize_dynamic)(const FakeDynamicRun& run);
   // out = grad where the mask is 1, else 0: elements [begin, end) of 2 or 4 bytes; begin is a multiple of 64. out may

@@ -5,17 +5,10 @@
 
 #include "core/arith.h"
 #include "cpu/kernels.h"
+#include "cpu/self_test.h"
 
 namespace pyquant::cpu {
 namespace {
-
-struct Random {
-  uint64_t state = 0x9e3779b97f4a7c15u;
-  uint32_t next() {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<uint32_t>(state >> 32);
-  }
-};
 
 constexpr int64_t kQuads = 33;  // two tiles of AMX and one quad more
 constexpr int64_t kStride = kQuads * 4 + 64;
@@ -376,43 +369,6 @@ bool convolves(const Kernels& candidate, const Kernels& scalar, Random& random) 
   return true;
 }
 
-// Small whole numbers, whose sums are exact in any order; ends of channels, of groups and of the block among them.
-bool pairs_multiply(const Kernels& candidate, Random& random) {
-  if (!candidate.pair_products) return true;
-  constexpr int64_t kRows = 13, kColumns = 166, kGroup = 32, kGroups = 6, kChannels = 50;
-  std::vector<uint16_t> x(kRows * kColumns);
-  std::vector<float> zeros(kGroups * kBlockN), scale(kBlockN), sum(kRows * kBlockN);
-  std::vector<uint8_t> w(kChannels * kColumns);
-  std::vector<uint32_t> pairs((kColumns / 2 + 4) * kBlockN);
-  const auto small = [&] { return static_cast<float>(random.next() % 15) - 7; };
-  for (auto& v : x) v = static_cast<uint16_t>(bits_from_float(small()) >> 16);
-  for (auto& v : w) v = static_cast<uint8_t>(random.next());
-  for (auto* list : {&zeros, &scale})
-    for (auto& v : *list) v = small();
-  for (DType type : {DType::s8, DType::s4})
-    for (bool has_zeros : {false, true}) {
-      candidate.pair_codes({w.data(), type, columns_of(type, kColumns), kChannels, 0, kColumns,
-                            has_zeros ? zeros.data() : nullptr, kGroup, pairs.data()});
-      for (bool add : {false, true})
-        candidate.pair_products(x.data(), kRows, kColumns, pairs.data(), kColumns / 2, scale.data(), sum.data(), add);
-      for (int64_t r = 0; r < kRows; ++r)
-        for (int64_t c = 0; c < kChannels; ++c) {
-          float want = 0;
-          for (int64_t i = 0; i < kColumns; ++i) {
-            const uint8_t byte =
-                w[static_cast<size_t>(c * columns_of(type, kColumns) + (type == DType::s8 ? i : i / 2))];
-            const auto nibble = static_cast<int8_t>((i % 2 ? byte : byte << 4) & 0xf0);
-            const int code = type == DType::s8 ? static_cast<int8_t>(byte) : nibble / 16;
-            const float zero = has_zeros ? zeros[static_cast<size_t>(i / kGroup * kBlockN + c)] : 0;
-            want += float_from_bits(uint32_t{x[static_cast<size_t>(r * kColumns + i)]} << 16) *
-                    (static_cast<float>(code) - zero);
-          }
-          if (sum[static_cast<size_t>(r * kBlockN + c)] != 2 * want * scale[static_cast<size_t>(c)]) return false;
-        }
-    }
-  return true;
-}
-
 // Three runs under scales of their own, special values and a tail among them.
 bool fake_quantizes(const Kernels& candidate, const Kernels& scalar, Random& random) {
   constexpr int64_t kCount = 3 * kRow;
@@ -461,7 +417,7 @@ bool self_test(const Kernels& candidate) {
   return multiplies(candidate, scalar, random) && converts(candidate, scalar, random) &&
          transforms(candidate, scalar, random) && finishes(candidate, scalar, random) &&
          convolves(candidate, scalar, random) && fake_quantizes(candidate, scalar, random) &&
-         pairs_multiply(candidate, random);
+         multiplies_pairs(candidate, random);
 }
 
 }  // namespace pyquant::cpu

@@ -47,6 +47,8 @@ WeightRun run_of(const IntegerWeights& w, int64_t first, int64_t count) {
   return run;
 }
 
+int64_t ordered_columns(const IntegerWeights& w) { return round_up(w.k, 8 * kernels().lanes); }
+
 // One channel, in the order of K, for groups that the kernels do not take. row: scratch of k bytes.
 void convert_channel(const IntegerWeights& w, int64_t channel, int8_t* row, float* out) {
   const auto* codes = static_cast<const int8_t*>(w.codes) + channel * w.row_bytes;
@@ -85,7 +87,7 @@ class Worker {
         epilogue_(layer.epilogue),
         columns_(ordered_columns(w_)),
         direct_(is_direct(w_)),
-        in_pairs_(x_.pairs != nullptr) {
+        in_pairs_(x_.form == RowsForm::pairs) {
     in_registers_ = direct_ && x_.m <= kRegisterRows;
     const auto rows = static_cast<size_t>(std::min(x_.m, kRowBlock)), lanes = static_cast<size_t>(kernels_.lanes);
     const auto k = static_cast<size_t>(in_registers_ ? 0 : columns_);
@@ -110,16 +112,24 @@ class Worker {
       if (!direct_) convert_block(first, count);
       for (int64_t row = 0; row < x_.m; row += kRowBlock) {
         const int64_t rows = std::min(kRowBlock, x_.m - row);
-        if (in_pairs_)
-          multiply_pairs(first, count, x_.pairs + row * x_.pairs_ld, rows);
-        else
-          multiply(first, count, x_.ordered + row * columns_, rows);
+        switch (x_.form) {
+          case RowsForm::pairs: multiply_pairs(first, count, rows_from<uint16_t>(row), rows); break;
+          case RowsForm::few_pairs:
+            kernels_.few_pairs(run_of(w_, first, count), rows_from<uint16_t>(row), rows, x_.ld, sum_, kBlockN);
+            break;
+          case RowsForm::ordered: multiply(first, count, rows_from<float>(row), rows);
+        }
         float_tile(epilogue_, sum_, kBlockN, row, rows, first, count);
       }
     }
   }
 
  private:
+  template <class T>
+  const T* rows_from(int64_t row) const {
+    return static_cast<const T*>(x_.x) + row * x_.ld;
+  }
+
   void multiply_pairs(int64_t first, int64_t count, const uint16_t* x, int64_t rows) {
     const int64_t group = w_.group_size ? w_.group_size : round_up(w_.k, kColumns);
     const WeightRun from = run_of(w_, first, count);
@@ -139,7 +149,7 @@ class Worker {
       kernels_.pair_codes(codes);
       for (int64_t at = begin; at < end;) {
         const int64_t to = std::min(end, (at / group + 1) * group);
-        kernels_.pair_products(x + at, rows, x_.pairs_ld, pairs_ + (at - begin) / 2 * kBlockN, (to - at + 1) / 2,
+        kernels_.pair_products(x + at, rows, x_.ld, pairs_ + (at - begin) / 2 * kBlockN, (to - at + 1) / 2,
                                scales_ + (at / group - before) * kBlockN, sum_, at > 0);
         at = to;
       }
@@ -196,43 +206,47 @@ class Worker {
 
 }  // namespace
 
-int64_t ordered_columns(const IntegerWeights& w) { return round_up(w.k, 8 * kernels().lanes); }
+RowsForm form_of(const IntegerWeights& w, DType x, int64_t m) {
+  if (kernels().pair_products == nullptr || x != DType::bf16 || w.k == 0 || !is_direct(w)) return RowsForm::ordered;
+  const int64_t group = w.group_size, whole = w.type == DType::s8 ? 64 : 128;
+  if (m > kRegisterRows)
+    return group == 0 || (group >= kPairedGroup && group % 2 == 0) ? RowsForm::pairs : RowsForm::ordered;
+  return group % whole == 0 || (group >= kPairedGroup && group < whole && w.type == DType::s4) ? RowsForm::few_pairs
+                                                                                               : RowsForm::ordered;
+}
 
-void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, float* out,
-                const int64_t* rows) {
+int64_t columns_in(RowsForm form, const IntegerWeights& w) {
+  if (form == RowsForm::pairs) return round_up(w.k, 2);
+  return form == RowsForm::few_pairs ? round_up(w.k, 128) : ordered_columns(w);
+}
+
+void prepare_rows(RowsForm form, const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, void* out,
+                  const int64_t* rows) {
   const Kernels& in_use = kernels();
-  const int64_t columns = ordered_columns(w);
-  const bool reorders = w.type == DType::s4 && is_direct(w);
+  const int64_t columns = columns_in(form, w);
+  const bool reorders = form == RowsForm::ordered && w.type == DType::s4 && is_direct(w);
   Shares(m, m * w.k, kGrain).run([&](Share share) {
     auto& scratch = Scratch::of_this_thread();
     scratch.reset(Scratch::rounded(reorders ? static_cast<size_t>(w.k) * 4 : 0));
     auto* wide = scratch.take<float>(reorders ? static_cast<size_t>(w.k) : 0);
     for (int64_t r = share.begin; r < share.end; ++r) {
       const auto* from = static_cast<const unsigned char*>(x) + (rows ? rows[r] : r) * ldx * bytes_of(type);
-      float* to = out + r * columns;
-      in_use.widen(from, type, w.k, reorders ? wide : to);
-      if (reorders)
-        order_nibbles(wide, w.k, in_use.lanes, to);
-      else
-        std::fill(to + w.k, to + columns, 0.f);
-    }
-  });
-}
-
-bool takes_pairs(const IntegerWeights& w, DType x, int64_t m) {
-  const bool has_sums = w.group_size == 0 || (w.group_size >= kPairedGroup && w.group_size % 2 == 0);
-  return kernels().pair_products && x == DType::bf16 && m > kRegisterRows && w.k > 0 && has_sums && is_direct(w);
-}
-
-int64_t paired_columns(const IntegerWeights& w) { return round_up(w.k, 2); }
-
-void pair_rows(const IntegerWeights& w, const uint16_t* x, int64_t m, int64_t ldx, uint16_t* out, const int64_t* rows) {
-  const int64_t columns = paired_columns(w);
-  Shares(m, m * w.k, kGrain).run([&](Share share) {
-    for (int64_t r = share.begin; r < share.end; ++r) {
-      uint16_t* to = out + r * columns;
-      std::copy_n(x + (rows ? rows[r] : r) * ldx, w.k, to);
-      std::fill(to + w.k, to + columns, uint16_t{0});
+      const auto* narrow = reinterpret_cast<const uint16_t*>(from);
+      if (form == RowsForm::few_pairs) {
+        auto* to = static_cast<uint16_t*>(out) + r * columns;
+        if (w.type == DType::s8) std::fill(to + w.k / 64 * 64, to + columns, uint16_t{0});
+        in_use.order_pairs(w.type, narrow, w.k, to);
+      } else if (form == RowsForm::pairs) {
+        auto* to = static_cast<uint16_t*>(out) + r * columns;
+        std::fill(std::copy_n(narrow, w.k, to), to + columns, uint16_t{0});
+      } else {
+        auto* to = static_cast<float*>(out) + r * columns;
+        in_use.widen(from, type, w.k, reorders ? wide : to);
+        if (reorders)
+          order_nibbles(wide, w.k, in_use.lanes, to);
+        else
+          std::fill(to + w.k, to + columns, 0.f);
+      }
     }
   });
 }

@@ -18,26 +18,26 @@ struct IntegerWeights {
   const int32_t* zero_point = nullptr;  // likewise; null: 0
 };
 
-// Rows of x as a layer reads them: in pairs where it takes pairs, else ordered.
+// How the kernels read rows of x.
+//   ordered    float32, in the order of the codes in registers
+//   few_pairs  bf16, in that order: few rows, where the machine multiplies pairs of it
+//   pairs      bf16, an even number of columns: many
+enum class RowsForm { ordered, few_pairs, pairs };
+RowsForm form_of(const IntegerWeights& w, DType x, int64_t m);
+
+// Rows in the form of a layer.
 struct LayerRows {
-  const float* ordered = nullptr;
-  const uint16_t* pairs = nullptr;
-  int64_t pairs_ld = 0;  // numbers from one row to the next
-  int64_t m = 0;
+  RowsForm form = RowsForm::ordered;
+  const void* x = nullptr;
+  int64_t ld = 0, m = 0;  // numbers from one row to the next; rows
 };
 
-// Length of the rows that follow: k, rounded up; the rest is zeros.
-int64_t ordered_columns(const IntegerWeights& w);
-// x f32, f16 or bf16, rows of k, ldx elements apart -> float32 [m, ordered_columns] in the order that the kernels read.
-// rows: [m], which rows of x they are; null: the first m.
-void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, float* out,
-                const int64_t* rows = nullptr);
-
-// Whether m rows of this type are multiplied as pairs of bfloat16, by codes that are no real numbers yet.
-bool takes_pairs(const IntegerWeights& w, DType x, int64_t m);
-// bf16 rows of an even number of columns are pairs where they lie. Others: -> [m, paired_columns], zeros at the end.
-int64_t paired_columns(const IntegerWeights& w);
-void pair_rows(const IntegerWeights& w, const uint16_t* x, int64_t m, int64_t ldx, uint16_t* out, const int64_t* rows);
+// Length of the rows that prepare_rows makes: k, rounded up; the rest is zeros.
+int64_t columns_in(RowsForm form, const IntegerWeights& w);
+// x of any float type (pairs of either kind: bf16), rows of k, ldx elements apart -> [m, columns_in] in that form.
+// rows: [m], which rows of x they are; null: the first m. Rows of bf16 with even k are pairs where they lie.
+void prepare_rows(RowsForm form, const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, void* out,
+                  const int64_t* rows = nullptr);
 
 // One of several layers of one K, type and group size, on rows of its own; out is in `epilogue`.
 struct WeightOnlyLayer {

@@ -70,7 +70,8 @@ class FqnConfig:
 
     def of_model(self, model: nn.Module) -> FqnConfig:
         """The same rules where a key that is a module's exact name means that module, also where it reads like a glob
-        ('h[0]', which as a glob matches 'h0')."""
+        ('h[0]', which as a glob matches 'h0'). Raises ArgumentError for what is no module."""
+        arguments.module("model", model)
         if not self._glob_keys:
             return self
         names = {name for name, _ in model.named_modules(remove_duplicate=False)}

@@ -132,7 +132,7 @@ def finetune(
             raise ArgumentError("loss_fn", f"a function that returned {arguments.shown(loss)}", "a loss: one number")
         if not loss.requires_grad:
             got = "a loss that no parameter has a part in"
-            raise ArgumentError("loss_fn", got, "a loss of the model's results, undetached; quantised layers hold codes")
+            raise ArgumentError("loss_fn", got, "a loss of the model's results; quantised layers hold codes")
         scaler.scale(loss).backward()
         for optimizer in optimizers:
             scaler.unscale_(optimizer)

@@ -233,23 +233,14 @@ FACE void t_weight_only(const int64_t* sizes, const void* codes, const float* sc
   w.zero_point = zero_point;
   const int64_t m = sizes[9], ldx = sizes[11];
   const auto type = static_cast<DType>(sizes[10]);
-  std::vector<float> rows;
-  std::vector<uint16_t> pairs;
-  cpu::LayerRows given;
-  given.m = m;
-  if (!cpu::takes_pairs(w, type, m)) {
-    rows.assign(static_cast<size_t>(m * cpu::ordered_columns(w)), std::numeric_limits<float>::quiet_NaN());
-    cpu::order_rows(w, x, type, m, ldx, rows.data());
-    given.ordered = rows.data();
-  } else if (w.k % 2 == 0) {
-    given.pairs = static_cast<const uint16_t*>(x);
-    given.pairs_ld = ldx;
-  } else {
-    given.pairs_ld = cpu::paired_columns(w);
-    pairs.assign(static_cast<size_t>(m * given.pairs_ld), uint16_t{0x7fc0});  // NaN
-    cpu::pair_rows(w, static_cast<const uint16_t*>(x), m, ldx, pairs.data(), nullptr);
-    given.pairs = pairs.data();
-  }
+  const cpu::RowsForm form = cpu::form_of(w, type, m);
+  const int64_t columns = cpu::columns_in(form, w);
+  std::vector<uint32_t> rows(static_cast<size_t>(m * columns), 0x7fc07fc0u);  // NaN, in both types
+  cpu::LayerRows given{form, rows.data(), columns, m};
+  if (form == cpu::RowsForm::pairs && w.k % 2 == 0)
+    given = {form, x, ldx, m};
+  else
+    cpu::prepare_rows(form, w, x, type, m, ldx, rows.data());
   cpu::weight_only({w, given, float_epilogue_of(sizes, bias, clamp, residual, out)});
 }
 

@@ -62,7 +62,7 @@ EDITS = [
         "only the last part of K counts",
     ),
     (
-        (("weight_only.cpp", "multiply(first, count, x_ + row * columns_, rows)", "multiply(first, count, x_, rows)"),),
+        (("weight_only.cpp", "<const T*>(x_.x) + row * x_.ld;", "<const T*>(x_.x);"),),
         "every block of rows reads the first rows",
     ),
     (

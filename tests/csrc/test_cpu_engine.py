@@ -552,12 +552,13 @@ def check_weight_only(engine: ctypes.CDLL, index: int) -> None:
 
 
 @pytest.mark.parametrize("type_", [S4, S8], ids=["s4", "s8"])
-@pytest.mark.parametrize("group", [0, 32, 48, 128, 320])
+@pytest.mark.parametrize("group", [0, 32, 48, 64, 128, 320, 384])
 def test_weight_only_is_exact_for_whole_numbers(engine: ctypes.CDLL, type_: int, group: int) -> None:
-    """Under scales that are powers of two: many rows, ends of blocks and of K, groups that end within a panel."""
+    """Under scales that are powers of two: few rows and many, ends of blocks and of K, groups that end within a
+    panel."""
     low, high = (-8, 7) if type_ == S4 else (-128, 127)
-    for index, (m, n) in enumerate(((9, 1), (13, 65), (9, 70), (515, 130))):
-        k = group * (5 if group < 100 else 3) if group else (5, 255, 261, 640)[index]
+    for index, (m, n) in enumerate(((9, 1), (13, 65), (9, 70), (515, 130), (1, 70), (2, 3), (5, 130), (8, 65))):
+        k = group * (5 if group < 100 else 3) if group else (5, 255, 261, 640)[index % 4]
         rng = generator(70_000 + 10 * group + index)
         codes_, groups = codes(rng, low, high, n, k), k // group if group else 1
         scale = np.exp2(rng.integers(-3, 4, (n, groups))).astype(np.float32)

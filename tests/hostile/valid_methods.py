@@ -104,6 +104,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     **{f"{n}.collect": {"x": ROWS} for n in OBJECTS if n.endswith(("Calibrator", "Collector"))},
     "FqnConfig.check_used": {"layers": lambda: [("a", nn.Linear(2, 2))], "others": []},
     "FqnConfig.decide": {"name": "a", "module": nn.Linear(2, 2)},
+    "FqnConfig.of_model": {"model": lambda: nn.Sequential(nn.Linear(2, 2))},
     "FqnConfig.matches": {"key": "a", "name": "a", "module": nn.Linear(2, 2)},
     "HadamardLinear.forward": {"x": torch.ones(2, 8)},
     "HadamardLinear.from_linear": {"linear": lambda: nn.Linear(8, 4)},
