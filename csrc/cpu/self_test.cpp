@@ -1,5 +1,5 @@
 // Every kernel of a table against the scalar one, over the full range of codes: a processor, hypervisor or compiler
-// that computes something else is detected before it is used. Under a millisecond.
+// that computes something else is detected before it is used. Seven milliseconds.
 #include <cstring>
 #include <vector>
 

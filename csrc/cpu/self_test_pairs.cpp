@@ -10,7 +10,7 @@ namespace {
 
 // Rows of bfloat16 times codes less their zero points, under a scale for each group.
 struct PairProblem {
-  static constexpr int64_t kRows = 13, kMostColumns = 166, kGroup = 32, kGroups = 5, kChannels = 50;
+  static constexpr int64_t kRows = 13, kMostColumns = 138, kGroup = 32, kGroups = 3, kChannels = 21;
   std::vector<uint16_t> x = std::vector<uint16_t>(kRows * kMostColumns);
   std::vector<uint8_t> w = std::vector<uint8_t>(kChannels * kMostColumns);
   std::vector<float> scale = std::vector<float>(kChannels * kGroups);

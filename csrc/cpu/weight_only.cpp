@@ -208,7 +208,7 @@ class Worker {
 
 RowsForm form_of(const IntegerWeights& w, DType x, int64_t m) {
   if (kernels().pair_products == nullptr || x != DType::bf16 || w.k == 0 || !is_direct(w)) return RowsForm::ordered;
-  const int64_t group = w.group_size, whole = w.type == DType::s8 ? 64 : 128;
+  const int64_t group = w.group_size, whole = 512 / bits_of(w.type);  // of 64 bytes
   if (m > kRegisterRows)
     return group == 0 || (group >= kPairedGroup && group % 2 == 0) ? RowsForm::pairs : RowsForm::ordered;
   return group % whole == 0 || (group >= kPairedGroup && group < whole && w.type == DType::s4) ? RowsForm::few_pairs
