@@ -3,6 +3,7 @@
 
 #include "bind/backend_cpu.h"
 #include "bind/conv_call.h"
+#include "bind/cpu_tensor.h"
 
 namespace pyquant::bind {
 
@@ -22,7 +23,7 @@ Tensor qconv2d_cpu(const Tensor& x, const Tensor& packed, MaybeTensor residual, 
   Tensor out = last ? empty_cpu({y[0], y[2], y[3], y[1]}, call.out_type) : empty_cpu(y, call.out_type);
   if (out.numel() != 0) {
     call.operands.out = out.mutable_data_ptr();
-    cpu::conv(s, packed.const_data_ptr(), call.operands);
+    cpu::conv(s, PackedMemory(packed).data(), call.operands);
   }
   return last ? channels_first(out) : out;
 }

@@ -53,7 +53,7 @@ void Cpu::check_input(const LinearCall& call, const Tensor& packed, int64_t coun
   if (s.input == InputMode::static_per_tensor && call.x.type != DType::s32) {
     const CodeType* const code = find_code_type(call.x.type);
     const bool is_unsigned = code && !code->is_signed();
-    const int32_t zero = cpu::input_zero_point(packed.const_data_ptr());
+    const int32_t zero = cpu::input_zero_point(PackedMemory(packed).data());
     zero_points("x_zero_point", &zero, 1, is_unsigned || s.x_symmetric ? 0 : s.x_qmin,
                 is_unsigned     ? code->qmax
                 : s.x_symmetric ? 0
@@ -72,6 +72,7 @@ Tensor Cpu::widened(const Tensor& x, int64_t rows, int64_t columns) const {
 
 void Cpu::linear(const LinearCall& call, const Tensor& x, const Tensor& packed, void* out) const {
   const LinearSpec& s = call.spec;
+  const PackedMemory memory(packed);
   Matrix m = call.x;
   if (is_packed(m.type)) {
     m.keep = widened(x, m.rows, s.k);
@@ -81,9 +82,9 @@ void Cpu::linear(const LinearCall& call, const Tensor& x, const Tensor& packed, 
   }
   const auto run = [&](void* y, DType type) {
     if (m.type == DType::s32)
-      return cpu::finish_linear(s, packed.const_data_ptr(), static_cast<const int32_t*>(m.data), m.rows, m.ld,
-                                call.x_scale, call.residual.data, call.residual.type, call.residual.ld, y, type);
-    cpu::linear(s, packed.const_data_ptr(), m.data, m.type, m.rows, m.ld, call.residual.data, call.residual.type,
+      return cpu::finish_linear(s, memory.data(), static_cast<const int32_t*>(m.data), m.rows, m.ld, call.x_scale,
+                                call.residual.data, call.residual.type, call.residual.ld, y, type);
+    cpu::linear(s, memory.data(), m.data, m.type, m.rows, m.ld, call.residual.data, call.residual.type,
                 call.residual.ld, y, type, call.x_scale, call.x_zero_point);
   };
   if (!is_packed(call.out)) return run(out, call.out);
@@ -137,10 +138,11 @@ Tensor grouped_linear_cpu(const Tensor& x, std::vector<Tensor> packed, const Ten
   Cpu::check_layout(call.spec);
   const std::vector<int64_t> counts = counts_of(g, packed.size(), call.x.rows);
   const Cpu on(x);
+  std::vector<PackedMemory> memory;
   std::vector<const void*> buffers;
   int64_t present = 0;
   for (size_t i = 0; i < packed.size(); ++i) {
-    buffers.push_back(packed[i].const_data_ptr());
+    buffers.push_back(memory.emplace_back(packed[i]).data());
     if (counts[i] > 0) on.check_input(call, packed[i], count_of(x_zero_point));
     present += counts[i];
   }
