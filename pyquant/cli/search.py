@@ -159,20 +159,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _filter_of(model: nn.Module, patterns: Mapping[str, str]) -> Callable[[nn.Module, str], bool] | None:
-    """filter_fn that leaves what {pattern: the option that it came by} match; None for none. Raises ArgumentError for a
-    pattern that matches nothing."""
+    """filter_fn that leaves what {pattern: the option that it came by} match, and all inside of it; None for none.
+    Raises ArgumentError for a pattern that matches nothing."""
     if not patterns:
         return None
     modules = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
+    left: set[str] = set()
     for pattern, option in patterns.items():
         rule = FqnConfig({pattern: None}).of_model(model)
-        if all(rule.decide(name, module) is None for name, module in modules):
+        found = {name for name, module in modules if rule.decide(name, module) is not None}
+        if not found:
             hint = did_you_mean(pattern, [name for name, _ in modules])
-            raise ArgumentError(
-                option, f"{pattern!r}, which matches nothing{hint}", "names of layers, globs or 're:...'"
-            )
-    rules = FqnConfig(dict.fromkeys(patterns)).of_model(model)
-    return lambda module, name: rules.decide(name, module) is None
+            allowed = "names of layers, globs or 're:...'"
+            raise ArgumentError(option, f"{pattern!r}, which matches nothing{hint}", allowed)
+        left |= found
+    return lambda module, name: not any(name == one or name.startswith(f"{one}.") for one in left)
 
 
 def summary(record: SearchReport) -> list[str]:

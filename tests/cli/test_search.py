@@ -152,5 +152,9 @@ build = Wider
         assert main([*words, *more]) == 0
         capsys.readouterr()
         assert set(pyquant.Recipe.load("recipe.yaml").layers) == {"net.0", "net.2", "net.4", "net.6"}
+    assert main([*words, "--skip", "never", "net.0", "--objective", "size"]) == 0
+    assert set(pyquant.Recipe.load("recipe.yaml").layers) == {"net.2", "net.4", "net.6"}
+    assert main([*words, "--skip", "net"]) == 1  # a block: what is left of the model is never called
+    assert "1 of 1 layers saw no data: never.input" in capsys.readouterr().err
     assert main([*words, "--skip", "nver"]) == 2
     assert "'--skip': got 'nver', which matches nothing; did you mean \"never\"?" in capsys.readouterr().err
