@@ -83,6 +83,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   m.impl("qconv2d", TORCH_BOX(&b::qconv2d_cpu));
   m.impl("_grouped_linear", TORCH_BOX(&b::grouped_linear_cpu));
   m.impl("weight_only_linear", TORCH_BOX(&b::weight_only_linear_cpu));
+  m.impl("_weight_only", TORCH_BOX(&b::weight_only_linear_cpu));
   m.impl("_grouped_weight_only", TORCH_BOX(&b::grouped_weight_only_cpu));
   m.impl("_cpu_read", TORCH_BOX(&b::cpu_read_op));
   m.impl("_fingerprint", TORCH_BOX(&b::fingerprint_op));

@@ -72,5 +72,6 @@ STABLE_TORCH_LIBRARY_IMPL(PYQUANT_BIND_LIBRARY, PYQUANT_BIND_KEY, m) {
   m.impl("qconv2d", TORCH_BOX(&b::qconv2d_cuda));
   m.impl("float_linear", TORCH_BOX(&b::float_linear_cuda));
   m.impl("weight_only_linear", TORCH_BOX(&b::weight_only_linear_cuda));
+  m.impl("_weight_only", TORCH_BOX(&b::weight_only_linear_cuda));
   m.impl("_grouped_weight_only", TORCH_BOX(&b::grouped_weight_only_cuda));
 }

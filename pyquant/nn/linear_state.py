@@ -20,6 +20,7 @@ from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
 from pyquant.nn import foreign_changes, foreign_saves, state, weights
 from pyquant.nn.weight_view import Form, QWeight, weight_of
 from pyquant.ops import plan, values
+from pyquant.ops.load import has_kernel
 
 Self = TypeVar("Self", bound="LinearState")
 _OF_CODES: Final = ("weight_scale", "weight_zero_point")  # what codes mean nothing without
@@ -52,6 +53,8 @@ class LinearState(nn.Module):
     share: str = ""  # which part of a layer this is, where each of several processes holds one
     _layouts: Any = None  # how the parts of inputs and results lie on these processes
     _experts: int = 0  # how many layers share rows with it, where it is an expert's: then their calls may be one
+    # of a weight-only layer whose calls may go straight to the op: bits, group size, activation and its limits
+    _how: tuple[int, int, str, float, float] | None = None
     packs: bool = True  # whether `storage` is to be what qlinear reads, where the scheme runs in integers
     # the weight where vmap makes a batch of the buffer alone, by its scales or bias: what functional_call restores
     _plain_weight: Tensor | None = None
@@ -129,6 +132,10 @@ class LinearState(nn.Module):
         self._spec, self.missing = spec, self._weight_name if waits else missing
         self._is_packed, self._is_direct = is_packed, is_packed and not waits and not self._gives_codes
         codes_of = None if self.scheme.is_float else self.scheme.weights
+        self._how = None
+        is_whole = self.scheme.is_weight_only and self.missing is None
+        if codes_of is not None and is_whole and has_kernel("_weight_only", storage.device.type):
+            self._how = (codes_of.bits, codes_of.group_size or 0, self.activation, *self.clamp)
         self._parameters["stand_in"] = state.stand_in(self.dtype, storage.device)
         self._form = Form(self.in_features, codes_of, spec if is_packed else (), getattr(self, "patches", None))
 

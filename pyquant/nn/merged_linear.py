@@ -168,7 +168,7 @@ class MergedLinear(QLinear):
         scheme = None if self.scheme.is_float else self.scheme.weights
         self._parameters["stand_in"] = whole._parameters["stand_in"]
         self.dtype, self.missing, self._form = whole.dtype, whole.missing, Form(self.in_features, scheme, (), None)
-        self._is_direct = self._is_packed = False
+        self._is_direct, self._is_packed, self._how = False, False, None
 
     @property
     def _plain_weight(self) -> Tensor:  # type: ignore[override]

@@ -17,6 +17,12 @@ _FUSED_PATHS: Final = (
     (nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
     (nn.TransformerEncoder, "use_nested_tensor", False),
 )
+# timm's attention (BEiT, EVA02, SwinV2): the attribute that makes a module call a layer, and the layer whose weight it
+# reads otherwise
+_CALLS_WHERE_SET: Final = re.compile(
+    r"if self\.(\w+):\s*\n\s*\w+ = self\.(\w+)\(\w+\)\n(?:[^\n]*\n)?"
+    r"\s*else:\s*\n[^\n]*F\.linear\(\w+, (?:weight=)?self\.\2\.weight"
+)
 # transformers' mixers: the attribute of their config that makes them call a layer (Jamba, FalconMamba: dt_proj)
 _FLAG: Final = "_is_quantized"
 _CALLS_WHERE_FLAGGED: Final = re.compile(rf"""if hasattr\(self\.config, ["']{_FLAG}["']\):\s*\n[^\n]*self\.\w+\(""")
@@ -27,12 +33,14 @@ def tell_parents(model: nn.Module, undo: list[Undo]) -> None:
     """Set the switches of a model's modules by what they hold now; `undo` gets the steps that take it back.
 
     torch's encoder layers have an inference path that reads the weights of their Linears instead of calling them; one
-    that holds a quantised layer, or a layer that simulates one, must take the ordinary path, and may come back. Mixers
-    of transformers read a weight unless their config says that the model is quantised.
+    that holds a quantised layer, or a layer that simulates one, must take the ordinary path, and may come back.
+    Attention of timm has a switch between both; mixers of transformers read a weight unless their config says that the
+    model is quantised.
     """
     asking: dict[int, list[nn.Module]] = {}
     for layer in model.modules():
-        _leave_fused_path(layer, undo)
+        for name, value, quantised in _switches(layer):
+            _turn(layer, name, value, quantised, undo)
         if "config" in layer.__dict__ and _asks_config(type(layer)):  # type: ignore[arg-type]  # a class has a hash
             asking.setdefault(id(layer.__dict__["config"]), []).append(layer)
     for layers in asking.values():
@@ -44,15 +52,25 @@ def has_quantised(layer: nn.Module) -> bool:
     return any(isinstance(module, LinearState) or hasattr(module, "fake_quantizers") for module in layer.modules())
 
 
-def _leave_fused_path(layer: nn.Module, undo: list[Undo]) -> None:
-    for kind, name, off in _FUSED_PATHS:
-        if isinstance(layer, kind) and name in layer.__dict__:
-            former = f"pyquant_former_{name}"
-            if has_quantised(layer):
-                put(layer.__dict__, former, layer.__dict__.get(former, layer.__dict__[name]), undo)
-                put(layer.__dict__, name, off, undo)
-            elif former in layer.__dict__:
-                put(layer.__dict__, name, take(layer.__dict__, former, undo), undo)
+def _switches(layer: nn.Module) -> list[tuple[str, object, nn.Module]]:
+    """Of a module: attribute, the value with which it calls layers, and what must hold a quantised one for that."""
+    found: list[tuple[str, object, nn.Module]] = [
+        (name, off, layer) for kind, name, off in _FUSED_PATHS if isinstance(layer, kind)
+    ]
+    for name, child in _calls_where_set(type(layer)):  # type: ignore[arg-type]  # a class has a hash
+        called = layer._modules.get(child)
+        if called is not None:
+            found.append((name, True, called))
+    return [switch for switch in found if switch[0] in layer.__dict__]
+
+
+def _turn(layer: nn.Module, name: str, value: object, quantised: nn.Module, undo: list[Undo]) -> None:
+    held, former = layer.__dict__, f"pyquant_former_{name}"
+    if has_quantised(quantised):
+        put(held, former, held.get(former, held[name]), undo)
+        put(held, name, value, undo)
+    elif former in held:
+        put(held, name, take(held, former, undo), undo)
 
 
 def _flag_config(layers: list[nn.Module], undo: list[Undo]) -> None:
@@ -76,8 +94,19 @@ def _flag_config(layers: list[nn.Module], undo: list[Undo]) -> None:
 @cache
 def _asks_config(kind: type[nn.Module]) -> bool:
     """Whether a class calls a layer of its own only where its config has the flag, as its source shows."""
+    return _CALLS_WHERE_FLAGGED.search(_source(kind)) is not None  # type: ignore[arg-type]  # a class has a hash
+
+
+@cache
+def _calls_where_set(kind: type[nn.Module]) -> list[tuple[str, str]]:
+    """Attributes of a class with which it calls a layer, and the layer, as its source shows."""
+    return _CALLS_WHERE_SET.findall(_source(kind))  # type: ignore[arg-type]
+
+
+@cache
+def _source(kind: type[nn.Module]) -> str:
+    """Of a class and its bases; empty where it was compiled, or typed into a terminal."""
     try:
-        source = "".join(inspect.getsource(base) for base in kind.__mro__ if base not in (nn.Module, object))
-    except (OSError, TypeError):  # compiled, or typed into a terminal
-        return False
-    return _CALLS_WHERE_FLAGGED.search(source) is not None
+        return "".join(inspect.getsource(base) for base in kind.__mro__ if base not in (nn.Module, object))
+    except (OSError, TypeError):
+        return ""

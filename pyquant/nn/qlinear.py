@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from pyquant.core import arguments
+from pyquant.core.dtypes import FLOATS
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme
@@ -17,6 +18,8 @@ from pyquant.nn import state, weights
 from pyquant.nn.linear_call import OP_ERRORS, LinearCall
 
 _qlinear = torch.ops.pyquant.qlinear.default
+_weight_only = torch.ops.pyquant._weight_only.default
+_SCALE, _ZERO_POINT, _BIAS = (state.held(name) for name in ("weight_scale", "weight_zero_point", "bias"))
 
 
 class QLinear(LinearCall):
@@ -141,5 +144,15 @@ class QLinear(LinearCall):
                 if not x.requires_grad and residual is input is None and forward_ad._current_level < 0:
                     return _qlinear(x, self._buffers["storage"], None, self._spec)
             except OP_ERRORS as error:
+                self._explain(error, x)
+        elif self._how is not None and isinstance(x, Tensor) and not torch.compiler.is_compiling():
+            # graphs have the op of which compilers know the epilogue, and whose derivative there is
+            try:
+                if not x.requires_grad and residual is input is None and forward_ad._current_level < 0:
+                    held = self._buffers
+                    scaled = (held["storage"], held[_SCALE], held[_ZERO_POINT], held[_BIAS])
+                    return _weight_only(x, *scaled, None, *self._how)
+            except OP_ERRORS as error:
+                self._check_operand(x, FLOATS)
                 self._explain(error, x)
         return self._forward_general(arguments.x_or_input(x, input), residual)

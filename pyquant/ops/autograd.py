@@ -30,17 +30,19 @@ def activation_gradient(
 
 def _linear_backward(
     ctx: Any, grad: Tensor, x: Tensor, w: Tensor, bias: Tensor | None
-) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, w, bias and residual of y = activation(x @ w.T + bias) + residual. Saved tensors are given: under
-    checkpointing they can be asked for once."""
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, w, bias and residual of y = activation(x @ w.T + bias) + residual, products only where they are
+    asked for: a weight of codes has no gradient, and in a model with adapters few weights need one. Saved tensors are
+    given: under checkpointing they can be asked for once."""
+    needs_x, needs_w = ctx.needs_input_grad[:2]
     g = grad.float()
     residual = grad.to(ctx.residual_dtype) if ctx.residual_dtype is not None else None
     if ctx.fused[0] != "none":
         pre = F.linear(x.float(), w.float(), bias)
         g = activation_gradient(pre, g, *ctx.fused)
     rows = rows_of(g)
-    grad_x = (g @ w.float()).to(x.dtype)
-    grad_w = rows.T @ rows_of(x).float()
+    grad_x = (g @ w.float()).to(x.dtype) if needs_x else None
+    grad_w = rows.T @ rows_of(x).float() if needs_w else None
     return grad_x, grad_w, rows.sum(0) if bias is not None else None, residual
 
 
@@ -58,7 +60,7 @@ def _float_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _float_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, w, bias = ctx.saved_tensors
     grad_x, grad_w, grad_bias, grad_residual = _linear_backward(ctx, grad, x, w, bias)
-    return grad_x, grad_w.to(w.dtype), grad_bias, grad_residual, *(None,) * 4
+    return grad_x, None if grad_w is None else grad_w.to(w.dtype), grad_bias, grad_residual, *(None,) * 4
 
 
 def _weight_only_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

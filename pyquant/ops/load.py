@@ -13,8 +13,8 @@ import torch
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.ops import autograd, fallback, plan, routed, shapes, strict, transforms, tuned, versions
-from pyquant.ops.schema import NATIVE, SCHEMAS, TAGS
+from pyquant.ops import autograd, fallback, flops, plan, routed, shapes, strict, transforms, tuned, versions
+from pyquant.ops.schema import NATIVE, SCHEMAS, TAGS, UNDIFFERENTIATED
 from pyquant.ops.spec import LinearSpec
 
 LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libpyquant_torch.so"
@@ -96,6 +96,13 @@ def _row_floats(index: int) -> int:
 _row_floats._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+@functools.lru_cache(maxsize=64)
+def has_kernel(name: str, device_type: str) -> bool:
+    """Whether the compiled library serves an op on the devices of a type."""
+    key = device_type.upper()
+    return key in ("CPU", "CUDA") and torch._C._dispatch_has_kernel_for_dispatch_key(f"pyquant::{name}", key)
+
+
 def _define() -> None:
     """Every op of the table, by Python where no library has defined it; then what only Python registers."""
     tags = [getattr(torch.Tag, name) for name in TAGS]
@@ -107,12 +114,13 @@ def _define() -> None:
             raise ImportError(_of_another_version(f"its op {packet.default._schema} is pyquant::{name}{schema} here"))
         elif name in SCHEMAS and any(tag not in packet.default.tags for tag in tags):
             packet.default._tags = tags  # torch before 2.12 takes none from a library of the stable ABI
-    for name in SCHEMAS:
-        torch.library.register_fake(f"pyquant::{name}", shapes.rule_of(name), lib=_definitions)
+    for name, rule in {**dict(zip(SCHEMAS, SCHEMAS, strict=True)), **UNDIFFERENTIATED}.items():
+        torch.library.register_fake(f"pyquant::{name}", shapes.rule_of(rule), lib=_definitions)
     routed.register(_definitions)
     autograd.register(_definitions)
     versions.register(_definitions)
     transforms.register(_definitions)
+    flops.register()
 
 
 def _check_kernels() -> None:

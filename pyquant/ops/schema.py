@@ -76,8 +76,13 @@ SCHEMAS: Final[dict[str, str]] = {**OTHERS, **dict.fromkeys(PRODUCTS, PRODUCT)}
 # Tags of SCHEMAS: compilers may trace the ops, and choose the strides of their operands, as the ops take any.
 TAGS: Final = ("pt2_compliant_tag", "flexible_layout")
 
+# Ops of the compiled library that are another one without a derivative, and have its rules: what Python keeps for a
+# derivative costs as much as a small layer.
+UNDIFFERENTIATED: Final = {"_weight_only": "weight_only_linear"}
+
 # What only the compiled library has.
 NATIVE: Final[dict[str, str]] = {
+    **{name: OTHERS[twin] for name, twin in UNDIFFERENTIATED.items()},
     "_packed_bytes": "(int[] spec) -> int",
     "_cpu_info": "() -> str",
     "_cpu_multiply": "(int rows, int quads, int calls) -> int",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyquant.ops.schema import SCHEMAS
+from pyquant.ops.schema import SCHEMAS, UNDIFFERENTIATED
 
 # op -> its arguments that have one row for each row of the result: a batch is only more rows
 _BY_ROWS: dict[str, tuple[str, ...]] = {
@@ -20,12 +20,13 @@ _BY_ROWS: dict[str, tuple[str, ...]] = {
     "hadamard_quantize": ("x",),
     "hadamard_transform": ("x",),
 }
-_AUTOCAST = ("qlinear", "weight_only_linear")
+_BY_ROWS |= {name: _BY_ROWS[twin] for name, twin in UNDIFFERENTIATED.items()}
+_AUTOCAST = ("qlinear", "weight_only_linear", *UNDIFFERENTIATED)
 
 
 def register(library: torch.library.Library) -> None:
     """Attach the rules to every op that writes nothing."""
-    for name in SCHEMAS:
+    for name in (*SCHEMAS, *UNDIFFERENTIATED):
         op = getattr(torch.ops.pyquant, name).default
         if not op._schema.is_mutable:
             torch.library.register_vmap(f"pyquant::{name}", _batched(name, op), lib=library)

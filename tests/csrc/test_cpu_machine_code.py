@@ -65,15 +65,25 @@ def built() -> list[Symbol]:
     return symbols(LIBRARY)
 
 
-@pytest.fixture(scope="module")
-def avx2(built: list[Symbol]) -> dict[str, list[tuple[int, str]]]:
-    if isa_flags(ROOT / "csrc/cpu/isa_avx2.cpp") is None:
+def functions_of(isa: str, built: list[Symbol]) -> dict[str, list[tuple[int, str]]]:
+    source = ROOT / f"csrc/cpu/isa_{isa}.cpp"
+    if isa_flags(source) is None:
         pytest.skip("not for this processor")
     # what is never expected to run lies apart (.cold)
-    own = [symbol for symbol in built if symbol.file == "isa_avx2.cpp" and ".cold" not in symbol.name]
+    own = [symbol for symbol in built if symbol.file == source.name and ".cold" not in symbol.name]
     assert own, f"{LIBRARY} is stripped"
     begin, end = own[0].address, own[-1].address + own[-1].size
     return functions(LIBRARY, f"--start-address={begin}", f"--stop-address={end}")
+
+
+@pytest.fixture(scope="module")
+def avx2(built: list[Symbol]) -> dict[str, list[tuple[int, str]]]:
+    return functions_of("avx2", built)
+
+
+@pytest.fixture(scope="module")
+def pairs(built: list[Symbol]) -> dict[str, list[tuple[int, str]]]:
+    return functions_of("avx512_bf16", built)
 
 
 def test_nothing_of_it_can_take_the_place_of_other_code(built: list[Symbol]) -> None:
@@ -129,6 +139,57 @@ def test_taps(avx2: dict, spread: int) -> None:
     loop = hottest(avx2[f"tap_tile<(pyquant::cpu::Spread){spread}, 4>"], "vpmaddwd")
     assert (loop.count("vpmaddwd"), loop.count("vpaddd")) == (16, 16)
     assert not loop.on_the_stack()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6])
+def test_products_of_pairs(pairs: dict, rows: int) -> None:
+    """Per pair of 64 channels: a product a row and vector of 16, four loads of weights, one of each row."""
+    loop = hottest(pairs[f"tile<{rows}>"], "vdpbf16ps")
+    pairs_a_step = loop.count("vdpbf16ps") // (4 * rows)
+    assert pairs_a_step >= 1
+    assert not loop.on_the_stack()
+    assert len(loop.lines) <= pairs_a_step * (4 * rows + 4 + rows) + rows + 10
+
+
+# rows and channels of each tile of few rows; whether there are zero points
+FEW = [(rows, channels, zeros) for rows, channels in ((1, 4), (2, 4), (3, 2), (4, 2)) for zeros in ("false", "true")]
+S4, S8 = "(pyquant::DType)0", "(pyquant::DType)1"
+HOLDS = {name: f"(pyquant::cpu::Holds){value}" for value, name in enumerate(("part", "one", "several"))}
+PART = HOLDS["part"]
+
+
+@pytest.mark.parametrize(("rows", "channels", "zeros"), FEW)
+@pytest.mark.parametrize("holds", ["part", "one", "several"])
+def test_few_rows_of_pairs_and_int4(pairs: dict, rows: int, channels: int, zeros: str, holds: str) -> None:
+    """Per 128 codes of a channel: a look-up for each 32 and three shifts, whatever the zero points; in small groups
+    with zero points the number of the group joins the index."""
+    loop = hottest(pairs[f"few_pairs_tile<{S4}, {zeros}, {HOLDS[holds]}, {rows}, {channels}>"], "vdpbf16ps")
+    assert loop.count("vdpbf16ps") == 4 * rows * channels
+    assert loop.count("vpermw", "vpermi2w", "vpermt2w") == 4 * channels
+    assert loop.count("vpsrlw") == 3 * channels
+    assert loop.count("vpternlogd") == (4 * channels if (zeros, holds) == ("true", "several") else 0)
+
+
+@pytest.mark.parametrize("zeros", ["false", "true"])
+@pytest.mark.parametrize(("rows", "channels"), [(1, 4), (2, 4), (3, 2), (4, 2), (6, 2), (8, 2)])
+def test_few_rows_of_pairs_and_long_groups(pairs: dict, rows: int, channels: int, zeros: str) -> None:
+    """A step keeps its sums in registers (g++ puts a piece of codes by at times): what it has beside the above are
+    loads, prefetches and its own end."""
+    loop = hottest(pairs[f"few_pairs_tile<{S4}, {zeros}, {PART}, {rows}, {channels}>"], "vdpbf16ps")
+    assert len(loop.on_the_stack()) <= channels
+    assert len(loop.lines) <= 4 * rows * channels + 10 * channels + 4 * rows + 22
+
+
+@pytest.mark.parametrize(("rows", "channels", "zeros"), [*FEW, (6, 2, "false"), (8, 2, "true")])
+def test_few_rows_of_pairs_and_int8(pairs: dict, rows: int, channels: int, zeros: str) -> None:
+    """Per 32 codes of a channel: two products that take codes out, two conversions, and three instructions that join
+    the halves; zero points cost nothing."""
+    loop = hottest(pairs[f"few_pairs_tile<{S8}, {zeros}, {PART}, {rows}, {channels}>"], "vdpbf16ps")
+    assert loop.count("vdpbf16ps") == 2 * rows * channels
+    assert (loop.count("vpdpbusd"), loop.count("vcvtdq2ps")) == (4 * channels, 4 * channels)
+    assert (loop.count("vpsrld"), loop.count("vpord", "vporq")) == (2 * channels, 2 * channels)
+    assert len(loop.on_the_stack()) <= 2 * channels
+    assert len(loop.lines) <= 2 * rows * channels + 19 * channels + 2 * rows + 30
 
 
 def test_a_sum_on_the_stack_is_seen(avx2: dict) -> None:

@@ -98,7 +98,7 @@ def calls_of(experts: QExperts, *case: Tensor) -> dict[str, int]:
     """How often a call of the bank calls ops that multiply."""
     with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         experts(*case)
-    names = ("_grouped_linear", "_grouped_weight_only", "qlinear", "weight_only_linear", "float_linear")
+    names = ("_grouped_linear", "_grouped_weight_only", "qlinear", "_weight_only", "float_linear")
     found = {event.key.removeprefix("pyquant::"): event.count for event in profile.key_averages()}
     return {name: found[name] for name in names if name in found}
 
@@ -188,7 +188,7 @@ def test_experts_of_several_schemes_are_a_call_a_scheme(kind: Any) -> None:
             assert torch.equal(experts(*case), watched(experts, *case))
     # experts 1 and 4 are together twice; 3 and 5, then 0 and 5, once; the others are the only ones of their scheme
     together = {"_grouped_linear": 3, "_grouped_weight_only": 1}
-    assert calls_of(experts, x, ids, weights) == together | {"qlinear": 1, "weight_only_linear": 1, "float_linear": 1}
+    assert calls_of(experts, x, ids, weights) == together | {"qlinear": 1, "_weight_only": 1, "float_linear": 1}
 
 
 def test_kernel_info_says_how_many_calls_serve_a_bank_and_why() -> None:

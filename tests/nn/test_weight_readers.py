@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import pyquant
 from pyquant import QLinear, W8A8Dynamic
@@ -38,6 +40,27 @@ class Sometimes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.fc.weight, self.fc.bias) if self.own else self.fc(x)
+
+
+class Switched(nn.Module):
+    """Calls its layer where a switch is on, as timm's attention of BEiT, EVA02 and SwinV2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.separate = nn.Linear(16, 16, bias=False), nn.Linear(16, 16), False
+        self.q_bias: nn.Parameter | None = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.q_bias is None:
+            qkv = self.qkv(x)
+        else:
+            qkv_bias = torch.cat((self.q_bias,))
+            if self.separate:
+                qkv = self.qkv(x)
+                qkv += qkv_bias
+            else:
+                qkv = F.linear(x, weight=self.qkv.weight, bias=qkv_bias)
+        return self.proj(qkv)
 
 
 class QuickWay(nn.Module):
@@ -244,3 +267,28 @@ def test_a_forward_of_its_own_is_left_and_named_by_every_flow(flow) -> None:
 def test_a_model_in_which_nothing_can_be_simulated_says_why() -> None:
     with pytest.raises(pyquant.ArgumentError, match="OwnForward with a forward of its own"):
         pyquant.insert_fake_quantize_(nn.Sequential(OwnForward(8, 8)), "W8A8Dynamic")
+
+
+@pytest.mark.parametrize("prepare", [pyquant.quantize_, pyquant.prepare_qat_])
+def test_a_switch_between_both_ways_is_set_and_comes_back(prepare: Any) -> None:
+    model = Model(Switched()).eval()
+    before = model(X)
+    prepare(model, W8A8Dynamic())
+    called: list[str] = []
+    model.attn.qkv.register_forward_hook(lambda *_: called.append("qkv"))
+    assert_close(model(X), before, atol=0.1, rtol=0.1)
+    assert (called, model.attn.separate) == (["qkv"], True)
+    if prepare is pyquant.quantize_:
+        assert {one.scheme for one in pyquant.quantization_report(model)} == {"W8A8Dynamic"}
+        pyquant.dequantize_(model)
+        assert (model.attn.separate, [name for name in vars(model.attn) if name.startswith("pyquant")]) == (False, [])
+
+
+def test_a_switch_stays_where_its_layer_does() -> None:
+    model = Model(Switched()).eval()
+    pyquant.quantize_(model, {"attn.proj": W8A8Dynamic()})
+    assert model.attn.separate is False
+    model = Model(Switched()).eval()
+    model.attn.separate = True
+    pyquant.dequantize_(pyquant.quantize_(model, W8A8Dynamic()))
+    assert model.attn.separate is True

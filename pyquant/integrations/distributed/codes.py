@@ -78,7 +78,7 @@ class CodesInParameter(LinearState):
     def _to_parameter(self, former: Tensor | None) -> None:
         """Take the storage out of the buffers, into the pieces where fully_shard has made such."""
         new = cast(Tensor, self._buffers.pop("storage"))
-        self._is_direct = False  # the short way to the op looks among the buffers
+        self._is_direct, self._how = False, None  # the short ways to ops look among the buffers
         if not isinstance(former, DTensor):
             self._parameters["storage"] = self.__dict__["_made"] = nn.Parameter(new, requires_grad=False)
             return

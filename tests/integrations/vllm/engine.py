@@ -132,7 +132,7 @@ FLOAT_OPS = ("_C::cpu_fused_moe", "aten::mm", "aten::addmm", "aten::bmm", "_C::o
 VLLM_OPS = ("_C::onednn_scaled_mm", "_C::cpu_gemm_wna16", "_C::int8_scaled_mm_with_quant", "_C::int4_scaled_mm_cpu")
 OPS = {
     "integers": ("pyquant::qlinear", "pyquant::_grouped_linear"),
-    "weight-only": ("pyquant::weight_only_linear", "pyquant::_grouped_weight_only"),
+    "weight-only": ("pyquant::_weight_only", "pyquant::_grouped_weight_only"),
     "rows of codes": ("pyquant::dequantize",),
 }
 STEPS = 3

@@ -71,7 +71,7 @@ def runs_by_pyquant(layer: torch.nn.Module, scheme: pyquant.QScheme, ran: torch.
     record = report.record_of("layer", layer)
     assert (record.runs, record.reason) == ("integers" if scheme.is_integer else "weight-only", "")
     counts = {event.key: event.count for event in ran.key_averages()}
-    ops = ("pyquant::qlinear", "pyquant::weight_only_linear")
+    ops = ("pyquant::qlinear", "pyquant::_weight_only")
     assert counts.pop(ops[not scheme.is_integer]) == record.products == len(layer.pyquant.parts)
     others = [name for name in counts if name.startswith(("_C::", "vllm::", "pyquant::")) or name in MATRIX_PRODUCTS]
     # a layer of an earlier test may be collected meanwhile, and gives its memory back
