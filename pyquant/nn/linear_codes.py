@@ -13,7 +13,8 @@ from pyquant.core.patches import Patches
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn import state, weights
-from pyquant.nn.linear_state import LinearState, activation_and_limits, check_scheme
+from pyquant.nn.linear_buffers import activation_and_limits, check_scheme
+from pyquant.nn.linear_state import LinearState
 
 Self = TypeVar("Self", bound="LinearCodes")
 Float = TypeVar("Float", nn.Linear, nn.Conv2d)

@@ -15,7 +15,7 @@ from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.kernel_info import KernelInfo
-from pyquant.nn.linear_state import written
+from pyquant.nn.linear_buffers import written
 from pyquant.nn.qlinear import QLinear
 from pyquant.numerics.activation import ACTIVATIONS
 
