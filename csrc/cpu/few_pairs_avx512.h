@@ -282,8 +282,8 @@ void few_pairs_of(const WeightRun& run, const uint16_t* x, int64_t rows, int64_t
       case 1: few_pairs_rows<T, kZero, kHolds, 1>(run, from, ldx, to, ldo); break;
       case 2: few_pairs_rows<T, kZero, kHolds, 2>(run, from, ldx, to, ldo); break;
       case 3: few_pairs_rows<T, kZero, kHolds, 3>(run, from, ldx, to, ldo); break;
-      case 6: few_pairs_rows<T, kZero, kHolds, kLong ? 6 : 3>(run, from, ldx, to, ldo); break;
-      case 8: few_pairs_rows<T, kZero, kHolds, kLong ? 8 : 4>(run, from, ldx, to, ldo); break;
+      case 6: few_pairs_rows<T, kZero, kHolds, (3 << kLong)>(run, from, ldx, to, ldo); break;
+      case 8: few_pairs_rows<T, kZero, kHolds, (4 << kLong)>(run, from, ldx, to, ldo); break;
       default: few_pairs_rows<T, kZero, kHolds, 4>(run, from, ldx, to, ldo);
     }
     done += now;

@@ -477,7 +477,7 @@ SEAMS: list[tuple[Any, str]] = [
     (convert.obstacles, "carry_hooks"),
     (swap, "put"),
     (swap, "tell_parents"),
-    (parents, "_leave_fused_path"),
+    (parents, "_turn"),
 ]
 
 

@@ -126,6 +126,13 @@ def test_it_sees_what_becomes_of_the_layer() -> None:
         empty(x)
 
 
+def test_a_column_less_is_told_from_codes_two_a_byte() -> None:
+    layer = layer_of(pyquant.W4A16(None))
+    for columns in (63, 65):
+        with pytest.raises(ArgumentError, match=f"{columns}"):
+            layer(torch.zeros(2, columns))
+
+
 @pytest.mark.parametrize(
     "x",
     [
