@@ -146,8 +146,8 @@ class QLinear(LinearCall):
             except OP_ERRORS as error:
                 self._explain(error, x)
         elif self._how is not None and isinstance(x, Tensor) and not torch.compiler.is_compiling():
-            # Graphs have the op of which compilers know the epilogue, and whose derivative there is. Columns are counted
-            # here: of int4, two a byte, the op could not tell one less than there are.
+            # Graphs have the op of which compilers know the epilogue, and whose derivative there is. Columns are
+            # counted here: of int4, two a byte, the op could not tell one less than there are.
             try:
                 is_plain = not x.requires_grad and residual is input is None and forward_ad._current_level < 0
                 if is_plain and self.in_features in x.shape[-1:]:
