@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.nn.linear_state import LinearState
+from pyquant.nn.listed import exchange_listed, listed_as_it_is
 from pyquant.nn.offloaded import refuse_offloaded
 from pyquant.nn.parents import tell_parents
 from pyquant.nn.undo import Undo, put, undone_on_error
@@ -30,13 +31,19 @@ def swap_modules(
     On any exception, KeyboardInterrupt included, every change is taken back and the exception goes on.
     """
     with undone_on_error() as steps:
+        exchanged: dict[int, nn.Module] = {}
         for names, module in new:
             for name in names:
                 parent_name, _, child = name.rpartition(".")
                 places = model.get_submodule(parent_name)._modules
                 if isinstance(places.get(child), LinearState):
                     refuse_offloaded(name, places[child])
+                if places.get(child) is not None:
+                    exchanged[id(places[child])] = module
                 put(places, child, module, steps)
+        if exchanged:
+            made = {id(module) for module in exchanged.values()}
+            exchange_listed([one for one in model.modules() if id(one) not in made], exchanged, steps)
         for layer in model.modules():
             if settle := getattr(type(layer), "_settle_layers", None):  # of a bank of experts
                 settle(layer, steps)
@@ -50,10 +57,11 @@ def swap_modules(
 def as_it_is(model: nn.Module) -> list[Undo]:
     """Steps that give every module of a model the class, the attributes and the members back that it has now; numbers
     that something writes into its tensors are not among them."""
-    return [
-        partial(_restore_module, module, type(module), dict(module.__dict__), _held(module))
-        for module in model.modules()
-    ]
+    steps: list[Undo] = []
+    for module in model.modules():
+        steps.append(partial(_restore_module, module, type(module), dict(module.__dict__), _held(module)))
+        steps.extend(listed_as_it_is(module))
+    return steps
 
 
 def _held(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -23,7 +23,9 @@ class Held(nn.Module):
         of_attention = old._parameters if isinstance(old, nn.MultiheadAttention) else ()
         for name in ("weight", "bias", *of_attention):
             tensor = getattr(old, name, None)
-            empty = None if tensor is None else torch.empty_like(tensor, device="meta", requires_grad=False)
+            empty: torch.Tensor | None = None
+            if isinstance(tensor, torch.Tensor):  # bias of an LSTM says whether there is one
+                empty = torch.empty_like(tensor, device="meta", requires_grad=False)
             if empty is not None:
                 empty._is_hf_initialized = True  # type: ignore[attr-defined]
             self.__dict__[name] = empty  # neither parameter nor buffer: nothing is loaded into it

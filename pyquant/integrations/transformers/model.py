@@ -67,7 +67,10 @@ def config_of(model: Any, given: Mapping[str, Any] | None = None) -> dict[str, A
 def has_untied(model: Any) -> bool:
     """Whether the input or output embedding of a model is quantised, which its configuration may still call tied. One
     key of a configuration ties all that is tied: without it a file holds each under every one of its names."""
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    try:
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    except NotImplementedError:  # a model of sound or of series has none
+        return False
     return ends[1] is not None and any(isinstance(end, (QLinear, QEmbedding)) for end in ends)
 
 
