@@ -68,7 +68,9 @@ def output_heads(model: nn.Module) -> Iterator[nn.Module]:
                 head = get(module)
             except (AttributeError, NotImplementedError, TypeError, KeyError):  # transformers: a model that has none
                 continue
-            if isinstance(head, nn.Module):
+            if isinstance(head, nn.ModuleList):  # MusicGen: one for each codebook
+                yield from head
+            elif isinstance(head, nn.Module):
                 yield head
 
 

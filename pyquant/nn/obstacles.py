@@ -110,16 +110,34 @@ _OF_TENSORS: Final = r"(dtype|device|shape|size|ndim|dim|numel|layout|requires_g
 
 @cache
 def _reads_weight(kind: type[nn.Module], name: str) -> bool:
-    """Whether forward takes the weight of self.<name>, and no method of the class does anything else with that layer
-    than to make it and to take its weight and bias."""
+    """Whether forward, or a method that it calls, takes the weight of self.<name>, and no method of the class does
+    anything else with that layer than to make it, to ask for its class and to take its weight and bias."""
     try:
-        forward = inspect.getsource(kind.forward)
-        whole = "".join(inspect.getsource(base) for base in kind.__mro__ if base not in (nn.Module, object))
+        forward = _without_comments(_forward_of(kind))
+        bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
+        whole = _without_comments("".join(inspect.getsource(base) for base in bases))
     except (OSError, TypeError):  # compiled, or typed into a terminal
         return False
     layer = rf"\bself\.{re.escape(name)}\b"
-    others = re.search(rf"{layer}(?!\.(weight|bias)\b|\s*(:.*)?=(?!=))", whole)
+    others = re.search(rf"(?<!isinstance\(){layer}(?!\.(weight|bias)\b|\s*(:.*)?=(?!=))", whole)
     return others is None and re.search(rf"{layer}\.weight\b(?!\s*\.{_OF_TENSORS})", forward) is not None
+
+
+def _without_comments(source: str) -> str:
+    return re.sub(r"(?m)^\s*#.*$", "", source)
+
+
+def _forward_of(kind: type[nn.Module]) -> str:
+    """The source of forward and of the methods of the class that it calls, and they. Raises OSError, TypeError."""
+    sources: dict[str, str] = {}
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        if name not in sources:
+            sources[name] = inspect.getsource(getattr(kind, name))
+            called = re.findall(r"\bself\.(\w+)\(", sources[name])
+            waiting += [one for one in called if inspect.isfunction(inspect.getattr_static(kind, one, None))]
+    return "".join(sources.values())
 
 
 def computed_by_hook(module: nn.Module) -> Obstacle | None:

@@ -45,7 +45,18 @@ def sewd() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return model, {"input_values": torch.randn(1, 1600)}
 
 
-MAKERS: list[Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]]] = [encodec, patchtst, sewd]
+def wav2vec2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Initialises two of its layers itself, by their reset_parameters."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 1}
+    conv: dict[str, Any] = {"conv_dim": (16, 32), "conv_kernel": (10, 4), "conv_stride": (5, 4), "vocab_size": 12}
+    book = {"codevector_dim": 32, "proj_codevector_dim": 32, "num_codevectors_per_group": 8}
+    config = transformers.Wav2Vec2Config(
+        **sizes, **conv, **book, num_feat_extract_layers=2, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4
+    )
+    return transformers.Wav2Vec2ForPreTraining(config), {"input_values": torch.randn(1, 1600)}
+
+
+MAKERS: list[Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]]] = [encodec, patchtst, sewd, wav2vec2]
 
 
 def first(model: nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -79,3 +90,16 @@ def test_a_model_without_input_embeddings_saves_itself(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path)
         read = type(model).from_pretrained(tmp_path).eval()
     torch.testing.assert_close(first(read, given), first(model, given))
+
+
+def test_heads_in_a_list_are_heads() -> None:
+    """One for each codebook (MusicGen)."""
+    sizes = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_codebooks": 2}
+    tokens = {"vocab_size": 64, "pad_token_id": 64, "bos_token_id": 64, "max_position_embeddings": 64}
+    model = transformers.MusicgenForCausalLM(transformers.MusicgenDecoderConfig(**sizes, **tokens))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pyquant.QuantizationWarning)
+        pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
+        assert [type(head) for head in model.lm_heads] == [nn.Linear, nn.Linear]
+        pyquant.quantize_(model, "W8A8Dynamic", heads=True, check_speed=False)
+    assert [type(head) for head in model.lm_heads] == [pyquant.QLinear, pyquant.QLinear]

@@ -31,6 +31,37 @@ class Windows(nn.Module):
         return F.linear((q @ k.transpose(-1, -2)).softmax(-1) @ v, self.proj.weight, bias=self.proj.bias)
 
 
+class ByAMethod(nn.Module):
+    """Reads the weights in a method that forward calls, as transformers' WavLMAttention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(16, 16)
+        self.k = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._both(x)
+
+    def _both(self, x: Tensor) -> Tensor:
+        weight = torch.cat((self.q.weight, self.k.weight))
+        return F.linear(x, weight, torch.cat((self.q.bias, self.k.bias)))[..., :16]
+
+
+class Convolves(nn.Module):
+    """Asks for the class of its layer, and speaks of it in a comment, as Wav2Vec2's TDNNLayer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Linear(48, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(self.kernel, nn.Linear):
+            x = x + 0
+        # `self.kernel` is a convolution here
+        weight = self.kernel.weight.view(16, 3, 16).transpose(1, 2)
+        return F.conv1d(x.transpose(1, 2), weight, self.kernel.bias, padding=1).transpose(1, 2)
+
+
 class Sometimes(nn.Module):
     """Calls its layer or reads its weight, as timm's EvaAttention does."""
 
@@ -292,3 +323,13 @@ def test_a_switch_stays_where_its_layer_does() -> None:
     model.attn.separate = True
     pyquant.dequantize_(pyquant.quantize_(model, W8A8Dynamic()))
     assert model.attn.separate is True
+
+
+@pytest.mark.parametrize(("kind", "names"), [(ByAMethod, {"attn.q", "attn.k"}), (Convolves, {"attn.kernel"})])
+def test_readers_in_methods_and_beside_questions_are_seen(kind: Any, names: set[str]) -> None:
+    model = Model(kind()).eval()
+    want = model.attn(X)
+    with pytest.warns(pyquant.QuantizationWarning, match="whose forward reads its weight and never calls it"):
+        pyquant.quantize_(model, "W8A8", data=[X], check_speed=False)
+    assert {one.name for one in pyquant.quantization_report(model) if one.scheme == "float"} == names
+    assert torch.equal(model.attn(X), want)

@@ -35,6 +35,9 @@ class Held(nn.Module):
         if size:
             self.register_buffer(_SIZE, torch.empty(size, dtype=torch.uint8, device="meta"), persistent=False)
 
+    def reset_parameters(self) -> None:
+        """What initialises models may call it of a child; there is nothing here to initialise."""
+
 
 def forget_sizes(model: nn.Module) -> None:
     """Once a device map is made: what was there to be counted would get memory otherwise."""
