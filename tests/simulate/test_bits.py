@@ -13,7 +13,7 @@ import pyquant
 from pyquant.calibrate import compute_range, new_statistics
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import SchemeError
-from pyquant.nn.linear_state import check_scheme
+from pyquant.nn.linear_buffers import check_scheme
 from pyquant.simulate.fake_quantize import FakeQuantize
 
 ALL_BITS = [2, 3, 4, 5, 6, 7, 8]
