@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -99,3 +101,27 @@ def test_layers_that_share_a_call(scheme: pyquant.QScheme) -> None:
     else:
         call, scales = torch.ops.pyquant._grouped_weight_only.default, [layer.weight_scale for layer in layers]
         assert counted(call, x, storage, scales, [], [], ends, 4, 0, "none", 0.0, 0.0) == 2 * 6 * 32 * 8
+
+
+PROGRAM = """
+import sys, torch
+{first}
+import pyquant
+assert ("torch.utils.flop_counter" in sys.modules) is {early}, "imported for everybody"
+model = pyquant.quantize_(torch.nn.Sequential(torch.nn.Linear(8, 4)), "W8A8Dynamic", check_speed=False)
+import importlib.util
+assert importlib.util.find_spec("torch.utils.flop_counter") is not None  # who only asks takes nothing away
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    model(torch.zeros(3, 8))
+print(counter.get_total_flops(), sum("pyquant" in type(finder).__module__ for finder in sys.meta_path))
+"""
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_the_counter_is_imported_by_those_who_count(early: bool) -> None:
+    """It imports triton."""
+    first = "import torch.utils.flop_counter" if early else ""
+    command = [sys.executable, "-c", PROGRAM.format(first=first, early=early)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.stdout.split() == [str(2 * 3 * 4 * 8), "0"], run.stderr
