@@ -15,6 +15,7 @@ from pyquant.core.dtypes import FLOATS
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn import obstacles
 from pyquant.nn.fuse_rules import batch_norms_of, neighbours
+from pyquant.nn.listed import exchange_listed
 from pyquant.nn.swap import uses_of
 from pyquant.nn.undo import put, undone_on_error
 
@@ -42,11 +43,15 @@ def fold_batch_norm_(model: nn.Module) -> nn.Module:
     arguments.module("model", model)
     folds = [(*pair, *_folded(*pair)) for pair in _pairs(model)]
     with undone_on_error() as undo:
+        exchanged: dict[int, nn.Module] = {}
         for layer, parent, name, _, weight, bias in folds:
             is_trained = layer._parameters["weight"].requires_grad  # type: ignore[union-attr]
             put(layer._parameters, "weight", nn.Parameter(weight, is_trained), undo)
             put(layer._parameters, "bias", nn.Parameter(bias, is_trained), undo)
-            put(parent._modules, name, nn.Identity().train(parent._modules[name].training), undo)  # type: ignore[union-attr]
+            norm: Any = parent._modules[name]
+            exchanged[id(norm)] = nn.Identity().train(norm.training)
+            put(parent._modules, name, exchanged[id(norm)], undo)
+        exchange_listed(model.modules(), exchanged, undo)
     return model
 
 

@@ -146,3 +146,26 @@ def test_a_tuple_of_somebody_is_left(recwarn: pytest.WarningsRecorder) -> None:
     model.head.layers = Pair(model.head.layers)
     pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
     assert called_of(model, QLinear) == {"last"}
+
+
+def test_a_folded_norm_goes_from_the_list_too() -> None:
+    """Called once more from there it would be applied twice."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+            self.steps = list(self.inner)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for step in self.steps:
+                x = step(x)
+            return x
+
+    torch.manual_seed(0)
+    block = Block()
+    block(torch.randn(64, 16) * 3 + 1)
+    want = block.eval()(X)
+    pyquant.fold_batch_norm_(block)
+    assert type(block.steps[1]) is nn.Identity
+    torch.testing.assert_close(block(X), want)

@@ -16,6 +16,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.flow import call
 from pyquant.nn.hadamard_linear import HadamardLinear, turned_weight
 from pyquant.nn.linear_state import LinearState
+from pyquant.nn.listed import exchange_listed
 from pyquant.nn.undo import Undo, put, undone_on_error
 from pyquant.numerics.hadamard import largest_block, power_scale
 from pyquant.ptq.improve.orthogonal import Rotation
@@ -222,6 +223,7 @@ class Turning:
                 for parent in self.modules.values():
                     for child in [child for child, module in parent._modules.items() if module is linear]:
                         put(parent._modules, child, wrapped, self.undo)
+                exchange_listed(self.modules.values(), {id(linear): wrapped}, self.undo)
                 yield name, block
 
     def finish(self) -> None:
