@@ -184,6 +184,16 @@ def llama4() -> Any:
     return quantised(T.Llama4ForCausalLM(config).eval(), {"*.experts.*": "W8A16", "_default": None})
 
 
+def qwen3_vl_moe() -> Any:
+    """Whether files hold its experts turned round depends on the shape of a parameter that is gone."""
+    text = SMALL | HEADS | MIXTURES["Qwen3Moe"]
+    seen = {"depth": 1, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "out_hidden_size": 64}
+    torch.manual_seed(0)
+    config = T.Qwen3VLMoeConfig(text_config=text, vision_config=seen | {"deepstack_visual_indexes": [0]})
+    model = T.Qwen3VLMoeForConditionalGeneration(config).eval()
+    return quantised(model, {"*.experts.*": "W8A16", "_default": None})
+
+
 def two_schemes() -> Any:
     schemes = {"*.0.mlp.experts.*": "W8A16", "*.1.mlp.experts.*": "W8A8Dynamic", "_default": None}
     return quantised(build("Qwen3Moe"), schemes)
@@ -202,6 +212,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "Conv1D": (gpt2, "is a Conv1D there"),
     "convolution": (vision, "is a Conv2d there"),
     "experts in one tensor": (llama4, "hold 'gate_up_proj' of all experts as one"),
+    "experts in one tensor, turned round": (qwen3_vl_moe, "hold 'gate_up_proj' of all experts as one"),
     "two schemes": (two_schemes, "one integer scheme for all experts of the model"),
     "half in floating point": (
         lambda: quantised(build("Mixtral"), {"*.experts.*.down_proj": "W8A16", "_default": None}),

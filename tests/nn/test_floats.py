@@ -175,8 +175,9 @@ def test_trainable_adapters_of_any_make_stay_trainable() -> None:
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-def test_a_few_frozen_weights_make_no_adapters_of_the_rest() -> None:
-    model = nn.ModuleDict({"table": nn.Embedding(16, 64).requires_grad_(False), "fc": nn.Linear(64, 64)})
+@pytest.mark.parametrize("rows", [16, 150])  # 20 %, and the 70 % of a detector's backbone
+def test_frozen_weights_make_no_adapters_of_as_large_ones(rows: int) -> None:
+    model = nn.ModuleDict({"table": nn.Embedding(rows, 64).requires_grad_(False), "fc": nn.Linear(64, 64)})
     assert isinstance(pyquant.quantize_(model, W8A8Dynamic())["fc"], pyquant.QLinear)
 
 

@@ -107,9 +107,11 @@ def rows_in_files(model: Any, parameter: str, experts: int, rows: int) -> list[t
     """
     numbers = torch.arange(experts * rows, device="cpu").view(experts, rows, 1)
     kept = model.__dict__.pop("_weight_conversions", None)  # of a model that was loaded: those that its file needed
+    model.__dict__["get_parameter"] = lambda _: numbers  # whose shape operations ask for: the experts are codes
     try:
         made = revert_weight_conversion(model, {parameter: numbers})
     finally:
+        del model.__dict__["get_parameter"]
         if kept is not None:
             model._weight_conversions = kept
     found: list[tuple[int, str, str, Tensor]] = []
