@@ -16,6 +16,7 @@ from pyquant.core.dtypes import FLOATS, describe
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import foreign_changes, foreign_saves, state
 from pyquant.nn.linear_buffers import LinearBuffers
+from pyquant.nn.shown_bias import ShownBias, plain
 from pyquant.nn.weight_view import QWeight, weight_of
 from pyquant.ops import values
 
@@ -100,18 +101,19 @@ class LinearState(LinearBuffers):
     def bias(self) -> Tensor | None:
         """The bias as the float layer would show it, in `dtype`; it is held, added and saved in float32.
 
-        In a 16-bit layer each access makes a copy. Assignment takes float32, or `dtype`.
+        Assignment takes float32, or `dtype`; what is written in place into what was shown, the layer takes as well.
         """
         foreign_changes.refuse_look()
         held = self._buffers[state.held("bias")]
         if (lent := self._lent_by_caller("bias")) is not None:
             return cast(Tensor, lent)
-        if held is None or held.dtype == self.dtype:
+        is_own = held is None or held.dtype == self.dtype
+        if held is None or (is_own and self.scheme.is_float and "bias_narrow" not in self._buffers):
             return held
-        shown: Any = held.to(self.dtype)
-        if not torch.compiler.is_compiling():
-            shown.held = held
-        return cast(Tensor, shown)
+        shown = held if is_own else held.to(self.dtype)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(held) is not Tensor:  # type: ignore[attr-defined]
+            return shown
+        return ShownBias.of(self, shown, held)
 
     @property
     def parametrizations(self) -> Any:
@@ -123,10 +125,11 @@ class LinearState(LinearBuffers):
         """float32 of a bias in the type that the layer shows. What was shown and comes back (functional_call does so)
         is what was held, without the rounding."""
         if not isinstance(value, Tensor) or value.dtype != self.dtype:
-            return value
-        held: Tensor | None = getattr(value, "held", None)
-        is_unchanged = held is not None and (value.is_meta or torch.equal(held.to(value), value))
-        return held if is_unchanged else value.to(torch.float32)
+            return plain(value) if isinstance(value, ShownBias) else value
+        held = value.held if isinstance(value, ShownBias) else None
+        numbers = plain(value) if isinstance(value, ShownBias) else value
+        is_unchanged = held is not None and (value.is_meta or torch.equal(held.to(numbers), numbers))
+        return held if is_unchanged else numbers.to(torch.float32)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in state.NUMBERS:
