@@ -30,7 +30,7 @@ class Holder:
     @property
     def reason(self) -> str:
         """Why its matrices stay as they are, by what can be seen without running it."""
-        shapes = listed([f"{name} {list(self.module._parameters[name].shape)}" for name in self.names], 3)  # type: ignore[union-attr]
+        shapes = listed([f"{name} {list(self.module.get_parameter(name).shape)}" for name in self.names], 3)
         kind = type(self.module).__name__
         if isinstance(self.module, _CONVOLUTIONS):
             return f"a {kind}: of convolutions, only Conv2d has an integer twin"
@@ -47,7 +47,7 @@ class Holder:
     @property
     def is_stack(self) -> bool:
         """Whether there are several matrices in one parameter."""
-        shapes = [self.module._parameters[name].shape for name in self.names]  # type: ignore[union-attr]
+        shapes = [self.module.get_parameter(name).shape for name in self.names]
         return any(len(shape) == 3 and shape[0] > 1 for shape in shapes)
 
     @property
@@ -55,6 +55,12 @@ class Holder:
         """Whether the matrices are multiplied by for all that is known of such modules; else they may be added."""
         is_of_torch = type(self.module).__module__.startswith("torch.nn.")
         return self.is_stack or is_of_torch or has_form(self.module)
+
+
+def _originals(module: nn.Module) -> dict[str, nn.Module]:
+    """{name: module} of those that hold what the tensors of a parametrised module are computed from."""
+    lists = module._modules.get("parametrizations") if parametrize.is_parametrized(module) else None
+    return {} if lists is None else {f"parametrizations.{name}": one for name, one in lists.named_children()}
 
 
 def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Holder]:
@@ -65,13 +71,14 @@ def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Ho
     """
     scales = {id(fake) for m in model.modules() for fake in getattr(m, "fake_quantizers", dict)().values()}
     seen = {id(p) for m in model.modules() if isinstance(m, known) for p in m._parameters.values() if p is not None}
-    computed = {id(m) for m in model.modules() if isinstance(m, known) and parametrize.is_parametrized(m)}
-    own = [m._modules["parametrizations"] for m in model.modules() if id(m) in computed]
-    counted = scales | {id(one) for lists in own if lists is not None for one in lists.children()}  # the layers' own
+    originals = {id(one) for m in model.modules() for one in _originals(m).values()}  # belong to what is parametrised
     for name, module in model.named_modules():
-        if isinstance(module, (*known, *_ELEMENTWISE)) or id(module) in counted:
+        if isinstance(module, (*known, *_ELEMENTWISE)) or id(module) in scales | originals:
             continue
-        matrices = {n: p for n, p in module._parameters.items() if is_matrix(p) and id(p) not in seen}
+        held = dict(module._parameters)
+        for lists, one in _originals(module).items():
+            held |= {f"{lists}.{n}": p for n, p in one._parameters.items()}
+        matrices = {n: p for n, p in held.items() if is_matrix(p) and id(p) not in seen}
         seen |= {id(p) for p in matrices.values()}
         if matrices:
             size = sum(p.numel() * p.element_size() for p in matrices.values() if p is not None)

@@ -282,3 +282,19 @@ def test_parametrised_weights_are_counted_once(way: str) -> None:
     rows = pyquant.quantization_report(model)
     assert [row.name for row in rows] == ["0", "1"]
     assert rows[1].share == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["Conv1d", "LSTM"])
+def test_what_a_module_without_a_twin_is_computed_from_is_named_as_its_own(kind: str) -> None:
+    """Not as stacked matrices of the module that keeps them."""
+    module: nn.Module = nn.Conv1d(4, 8, 3) if kind == "Conv1d" else nn.LSTM(4, 8)
+    tensors = ("weight",) if kind == "Conv1d" else ("weight_ih_l0", "weight_hh_l0")
+    for tensor in tensors:
+        torch.nn.utils.parametrizations.weight_norm(module, tensor)
+    model = nn.ModuleDict({"a": module, "b": nn.Linear(64, 64)})
+    with pytest.warns(pyquant.QuantizationWarning, match=rf"\ba \(Parametrized{kind}"):
+        pyquant.quantize_(model, W8A8Dynamic(), check_speed=False)
+    rows = pyquant.quantization_report(model)
+    assert [row.name for row in rows] == ["a", "b"]
+    assert "only Conv2d" in rows[0].reason or "ParametrizedLSTM" in rows[0].reason
+    assert "expert" not in rows[0].reason
