@@ -18,6 +18,12 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 # Python compiles what is imported when it first is: to compile all of scipy and onnx at once takes a minute.
 INSTALL := $(PIP) install --no-compile
+# Where it may not keep what it compiled beside the sources it does so here: each of the hundreds of processes that tests
+# start would compile torch anew, which takes as long again as importing it.
+ifneq ($(PYTHONDONTWRITEBYTECODE),)
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/bytecode
+endif
 STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml pyquant/ops/schema.py $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
