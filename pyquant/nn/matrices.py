@@ -30,7 +30,7 @@ class Holder:
     @property
     def reason(self) -> str:
         """Why its matrices stay as they are, by what can be seen without running it."""
-        shapes = listed([f"{name} {list(self.module.get_parameter(name).shape)}" for name in self.names], 3)
+        shapes = listed([f"{name} {list(self.matrix(name).shape)}" for name in self.names], 3)
         kind = type(self.module).__name__
         if isinstance(self.module, _CONVOLUTIONS):
             return f"a {kind}: of convolutions, only Conv2d has an integer twin"
@@ -44,10 +44,16 @@ class Holder:
         may = "multiplies" if self.is_certain else "may multiply"
         return f"{kind} holds them and {may} by them itself ({shapes})"
 
+    def matrix(self, name: str) -> Tensor:
+        """One of them; a ScriptModule has no get_parameter."""
+        owner, _, last = name.rpartition(".")
+        found: Tensor = self.module.get_submodule(owner)._parameters[last] if owner else self.module._parameters[name]  # type: ignore[assignment]
+        return found
+
     @property
     def is_stack(self) -> bool:
         """Whether there are several matrices in one parameter."""
-        shapes = [self.module.get_parameter(name).shape for name in self.names]
+        shapes = [self.matrix(name).shape for name in self.names]
         return any(len(shape) == 3 and shape[0] > 1 for shape in shapes)
 
     @property
