@@ -11,7 +11,7 @@
 #     tile: tokens x channels x codes of one block. shape: warp MxNxK (mma.sync: multistage, splitk), else cluster MxN.
 #     set: smoke  built also with PYQUANT_KERNELS=smoke;  full;  bench  built with full, never selected, only measured.
 #
-# PYQUANT_KERNELS: full; smoke; none (only the byte-wise one); sample (smoke and a row of every fourth family, others for every PYQUANT_SAMPLE); or a
+# PYQUANT_KERNELS: full; smoke; none (only the byte-wise one); sample (smoke and a row of three families in sixteen, others for every PYQUANT_SAMPLE); or a
 # regular expression over the names of rows. A row costs 4 to 13 CPU seconds (mma.sync) or 9 to 30 (wgmma).
 # PYQUANT_ARCHS (cmake/architectures.cmake) says for which chips; a row that none of them can run is not compiled.
 macro(pyquant_kernel_table)
@@ -449,7 +449,7 @@ function(pyquant_sampled_row family result)
   set(chosen "")
   string(MD5 coin "${PYQUANT_SAMPLE}${family}")
   get_property(rows GLOBAL PROPERTY PYQUANT_ROWS_${family})
-  if(coin MATCHES "^[0-3]")
+  if(coin MATCHES "^[0-2]")
     foreach(row ${rows})
       string(REGEX MATCH "^[^ ]+" name "${row}")
       string(MD5 hash "${PYQUANT_SAMPLE}${name}")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_avai
 PARTS = ("layers", "merged", "banks", "meshes", "planted", "checkpoints", "models")
 MODULES = {part: f"tests.integrations.distributed.{part}" for part in (*PARTS, "llama")}
 # What four ranks show that two do not: shares of unequal sizes or of nothing, meshes of two dimensions. Of what is left
-# every commit runs some on four, and all on two.
+# every commit runs some on four, and of what two ranks run a part.
 FOUR = {
     "layers": ("uneven", "sequences", "embeddings", "hadamard", "taken_from_one", "refused"),
     "merged": ("both_orders", "rows_of_each", "some_of_them"),
@@ -61,9 +61,11 @@ Table = list[tuple[int, str]]  # (ranks, case)
 Told = dict[tuple[int, int], dict[str, str]]  # {(ranks, rank): {case: what went wrong}}
 _ALWAYS = {f"{part}: {name}" for part, taken in FOUR.items() for name in taken}
 _DRAWN = drawn([name for name in names(*PARTS) if name not in _ALWAYS], MORE, "four ranks")
-DAY: Table = [(2, name) for name in names(*PARTS, "llama")]
+_EVERY = names(*PARTS, "llama")
+_OF_TWO = drawn(_EVERY, len(_EVERY) * 3 // 5, "two ranks")
+DAY: Table = [(2, name) for name in _EVERY if name in _OF_TWO]
 DAY += [(4, name) for name in names(*PARTS) if name in _ALWAYS or name in _DRAWN]
-NIGHT: Table = [(4, name) for name in names(*PARTS, "llama") if (4, name) not in DAY]
+NIGHT: Table = [(ranks, name) for ranks in (2, 4) for name in _EVERY if (ranks, name) not in DAY]
 
 
 def told_by(table: Table, folders: pytest.TempPathFactory) -> Told:
