@@ -77,9 +77,9 @@ def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Ho
     """
     scales = {id(fake) for m in model.modules() for fake in getattr(m, "fake_quantizers", dict)().values()}
     seen = {id(p) for m in model.modules() if isinstance(m, known) for p in m._parameters.values() if p is not None}
-    originals = {id(one) for m in model.modules() for one in _originals(m).values()}  # belong to what is parametrised
+    counted = scales | {id(one) for m in model.modules() for one in _originals(m).values()}  # counted with m
     for name, module in model.named_modules():
-        if isinstance(module, (*known, *_ELEMENTWISE)) or id(module) in scales | originals:
+        if isinstance(module, (*known, *_ELEMENTWISE)) or id(module) in counted:
             continue
         held = dict(module._parameters)
         for lists, one in _originals(module).items():
