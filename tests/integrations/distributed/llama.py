@@ -253,12 +253,15 @@ def plan_of_experts_on_the_fly(rank: int, world: int, folder: Path) -> None:
 
 
 def plan_refused(rank: int, world: int, folder: Path) -> None:
-    from pyquant.integrations.transformers import PyquantConfig, parallel
-
-    path = folder / "float"
     from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
 
+    from pyquant.integrations.transformers import PyquantConfig, parallel
+
+    path = folder / "refused"
+    if rank == 0:
+        model_of().save_pretrained(path)
+    dist.barrier()
     with pytest.raises(UnsupportedError, match=r"fsdp_size = \d"):
         AutoModelForCausalLM.from_pretrained(
             path,
