@@ -62,7 +62,10 @@ class ShownBias(Tensor):
     def _give_back(self, numbers: Tensor) -> None:
         layer = self.home()
         if layer is not None and layer._buffers[_BUFFER] is self.held:
-            layer._fill(layer._state() | {"bias": numbers.detach().to(torch.float32)}, in_place=True)
+            own, new = self.held, numbers.detach()
+            if not own.is_meta and own.dtype != new.dtype:  # what was not written keeps the digits that were not shown
+                new = torch.where(own.to(new.dtype) == new, own, new.to(own.dtype))
+            layer._fill(layer._state() | {"bias": new}, in_place=True)
             self.held = layer._buffers[_BUFFER]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:

@@ -85,6 +85,15 @@ def test_layers_made_in_a_mode_and_written_in_it(mode: Any) -> None:
     assert torch.equal(late(torch.zeros(1, 32)), torch.zeros(1, 24))
 
 
+def test_what_is_not_written_keeps_the_digits_that_were_not_shown() -> None:
+    layer = layer_of().bfloat16()
+    held = layer.bias_.clone()
+    layer.bias[3] = 1
+    held[3] = 1
+    assert torch.equal(layer.bias_, held)
+    assert not torch.equal(held, held.bfloat16().float())
+
+
 def test_a_convolution_takes_what_is_written() -> None:
     conv = QConv2d.from_float(nn.Conv2d(4, 8, 3), pyquant.W8A8Dynamic())
     with torch.no_grad():
