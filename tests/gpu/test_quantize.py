@@ -679,9 +679,9 @@ def _executed(device: Memory, path: Path, launch: Callable[[], None], elements: 
 # block -> what its transform adds to an element of a plain row; None: a step for each power of two, and two
 TRANSFORMS = {
     **dict.fromkeys((32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)),
-    6144: 18.2,
-    10240: 20.5,
-    14336: 22.7,  # 12, 20 and 28 runs: 5, 7 and 9 sums, which are not log2 of so many
+    6144: 17.4,
+    10240: 20.4,
+    14336: 21.8,  # 12, 20 and 28 runs: 5, 7 and 9 sums, which are not log2 of so many
 }
 
 
@@ -696,6 +696,11 @@ def test_a_transform_adds_its_steps_and_two_instructions(
     for block, most in TRANSFORMS.items():
         added, turned = _added(native, plain_device, dtype, block, tmp_path / f"{block}.json", plain)
         assert added <= (most or math.log2(block) + 2), f"{block} {dtype}: {added:.2f} an element: {turned}"
+
+
+def _without_moves(executed: dict[str, float]) -> float:
+    """What machine code executes too: copies are gone there, and arguments are in registers and constants."""
+    return sum(executed.values()) - executed["mov"] - executed["param"]
 
 
 Counts = tuple[dict[str, float], dict[str, Any]]  # what is executed an element, by class; what the simulator tells
@@ -723,7 +728,7 @@ def _added(
     turned_bytes = json.loads(path.read_text())[-1]
     for kind in ("global_load", "global_store"):
         assert turned_bytes[kind]["sectors"] <= plain_bytes[kind]["sectors"], f"{block} {dtype}: {kind}"
-    added = sum(turned.values()) - turned["mov"] - (sum(plain.values()) - plain["mov"])
+    added = _without_moves(turned) - _without_moves(plain)
     print(f"transform of {block}, {dtype}: {added:.2f} instructions an element, log2 + 2 {math.log2(block) + 2:.2f}")
     device.free()
     return added, turned

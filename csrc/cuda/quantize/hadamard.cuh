@@ -3,7 +3,8 @@
 // to whoever reads four times sixteen neighbours. Every exchange between threads is one store and one load of four
 // floats.
 #pragma once
-#include "core/hadamard.h"
+#include "cuda/quantize/hadamard_base.cuh"
+#include "cuda/quantize/hadamard_memory.cuh"
 #include "cuda/quantize/hadamard_steps.cuh"
 #include "cuda/quantize/pieces.cuh"
 
@@ -14,14 +15,6 @@ constexpr int kTurnedUnits = 4;    // of a thread
 constexpr int kTurnedApart = 128;  // columns from one to the next
 constexpr int kLastSteps = 4;      // of distances below kTurned
 
-// Where column j lies in shared memory: pieces of four floats are exchanged so that eight neighbouring lanes meet every
-// bank once, whichever three bits of a column tell them apart: 4, 5, 6 (units); 3, 7, 8; 3, 4, 5; 2, 3, 7; 6, 7, 8; or
-// 2, 3, 4. (Blocks of 32 and 64 alone have others, and meet some twice.)
-__host__ __device__ constexpr int turned_at(int j) { return j ^ (j >> 3 & 0x1c) ^ (j >> 6 & 4); }
-// Column j + more, of which no bit is in both, lies at (bytes from the row's begin) (4 * turned_at(j) ^
-// turned_flip(more)) + turned_offset(more): a second address or none, and an offset that the instruction holds.
-__host__ __device__ constexpr int turned_flip(int more) { return 4 * (turned_at(more) & 31); }
-__host__ __device__ constexpr int turned_offset(int more) { return 4 * (turned_at(more) & ~31); }
 inline int turned_floats(int64_t columns) { return static_cast<int>((columns + 31) / 32 * 32); }
 
 // kOneChunk: the block has a thread for each 64 columns.
@@ -33,7 +26,7 @@ class TurnedRow {
   __device__ __forceinline__ TurnedRow(const T* from, bool vector, int columns, int base, int log2, bool whole,
                                        float* row)
       : row_(row),
-        memory_(static_cast<uint32_t>(__cvta_generic_to_shared(row))),
+        memory_{static_cast<uint32_t>(__cvta_generic_to_shared(row))},
         columns_(columns),
         log2_(log2),
         apart_(whole ? min(max(log2 - 7, 0), 2) : 0) {
@@ -52,7 +45,7 @@ class TurnedRow {
   // v: the sums of the units of sixteen columns that begin at first + i * kTurnedApart, as many as begin before `left`
   // columns; zeros beyond the row. first: a multiple of kTurned whose bits are not those of i * kTurnedApart.
   __device__ __forceinline__ void read(int first, int left, float (&v)[kTurnedUnits][kTurned]) const {
-    const uint32_t at = address(first);
+    const uint32_t at = memory_.address(first);
     if (left > (kTurnedUnits - 1) * kTurnedApart) {  // asked once, not a unit
       each_constant<kTurnedUnits>([&](auto i) { load_unit_of<i>(at, v[i]); });
     } else {
@@ -90,30 +83,12 @@ class TurnedRow {
 
   // Where `read` found them; the caller waits for all threads before someone reads them back, four at a time.
   __device__ __forceinline__ void put_back(int first, const float (&v)[kTurned]) const {
-    const uint32_t at = address(first);
+    const uint32_t at = memory_.address(first);
     each_constant<kTurned / 4>([&](auto i) { store_four<0>(at ^ turned_flip(4 * i), v + 4 * i); });
   }
-  __device__ __forceinline__ void read_back(int first, float* v) const { load_four<0>(address(first), v); }
+  __device__ __forceinline__ void read_back(int first, float* v) const { load_four<0>(memory_.address(first), v); }
 
  private:
-  // Addresses of shared memory are 32 bits wide here and have their offsets in the instruction: pointers of C++ would
-  // be computed in 64 bits, one by one.
-  __device__ __forceinline__ uint32_t address(int column) const {
-    return memory_ + 4 * static_cast<uint32_t>(turned_at(column));
-  }
-  template <int kOffset>
-  static __device__ __forceinline__ void load_four(uint32_t from, float* v) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4+%5];"
-                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-                 : "r"(from), "n"(kOffset)
-                 : "memory");
-  }
-  template <int kOffset>
-  static __device__ __forceinline__ void store_four(uint32_t to, const float* v) {
-    asm volatile("st.shared.v4.f32 [%0+%1], {%2, %3, %4, %5};" ::"r"(to), "n"(kOffset), "f"(v[0]), "f"(v[1]), "f"(v[2]),
-                 "f"(v[3])
-                 : "memory");
-  }
   template <int kUnit>
   static __device__ __forceinline__ void load_unit_of(uint32_t at, float (&v)[kTurned]) {
     each_constant<kTurned / 4>([&](auto i) {
@@ -182,11 +157,7 @@ class TurnedRow {
   }
   __device__ __forceinline__ void begin_base(const T* from, bool vector, int base) {
     clear_end(columns_);
-    switch (base) {
-      case 12: take_base<12, 4>(from, vector); break;
-      case 20: take_base<20, 2>(from, vector); break;
-      default: take_base<28, 2>(from, vector);
-    }
+    take_base(from, vector, columns_, log2_, base, memory_);
     __syncthreads();
     switch (log2_) {
       case 0:
@@ -224,7 +195,7 @@ class TurnedRow {
 #pragma unroll
       for (int e = 0; e < H::kCount; ++e) piece[e].widen(v[e]);
       butterflies<H>(v, signs);
-      put<H>(address(first), v);
+      put<H>(memory_.address(first), v);
     });
     __syncthreads();
   }
@@ -233,7 +204,7 @@ class TurnedRow {
   template <class H>
   __device__ __forceinline__ void turn() {
     each_item<H>([&](int first) {
-      const uint32_t at = address(first);
+      const uint32_t at = memory_.address(first);
       float v[H::kCount][H::kWidth];
       each_four<H>(at, [&](auto e, auto c, uint32_t from, auto offset) { load_four<offset>(from, v[e] + 4 * c); });
       butterflies<H>(v, StepSigns<H>(first, log2_));
@@ -253,95 +224,8 @@ class TurnedRow {
     }
   }
 
-  // Signs and the sums of the base matrix, from memory, of neighbours in each of the Base runs of a block.
-  template <int Base, int Width>
-  __device__ __forceinline__ void take_base(const T* from, bool vector) {
-    if (1 << log2_ < Width)
-      take_base_of<Base, 1, false>(from, vector);
-    else if (log2_ >= 7)
-      take_base_of<Base, Width, true>(from, vector);
-    else
-      take_base_of<Base, Width, false>(from, vector);
-  }
-  // kFar: runs of 128 and more. What lies four runs further has then the same place among the banks.
-  template <int Base, int Width, bool kFar>
-  __device__ __forceinline__ void take_base_of(const T* from, bool vector) {
-    constexpr int kLog = Width == 4 ? 2 : Width - 1;
-    const int inner = log2_ - kLog, items = columns_ / (Base * Width);
-    const uint32_t second = 4 * (turned_at(1 << log2_) & 31), third = 4 * (turned_at(2 << log2_) & 31);
-    for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
-      const int i = (item & ((1 << inner) - 1)) * Width, first = (item >> inner) * (Base << log2_) + i;
-      // Column a * 2^log2 + i + c of a block: the pairs of ones within a are constants, those within i + c belong to
-      // later steps, and the one between them says this of odd a.
-      float odd[Width];
-#pragma unroll
-      for (int c = 0; c < Width; ++c)
-        odd[c] = __uint_as_float(0x3f800000u | (log2_ > 0 ? static_cast<uint32_t>(i + c) >> (log2_ - 1) << 31 : 0));
-      float total[Base][Width];
-      const T* at = from + first;
-      each_constant<Base / 4>([&](auto group) {
-        float t[4][Width], sums[8][Width];
-#pragma unroll
-        for (int a = 0; a < 4; ++a, at += 1 << log2_) {
-          if constexpr (Width == 1) {
-            t[a][0] = static_cast<float>(*at);
-          } else {
-            Piece<T, Width> piece;
-            if (vector)
-              piece.load(at);
-            else
-              piece.load_some(at, Width);
-            piece.widen(t[a]);
-          }
-        }
-#pragma unroll
-        for (int c = 0; c < Width; ++c) {
-          const float left[2] = {ffma(t[1][c], odd[c], t[0][c]), ffma(t[1][c], -odd[c], t[0][c])},
-                      right[2] = {ffma(t[3][c], odd[c], t[2][c]), ffma(t[3][c], -odd[c], t[2][c])};
-#pragma unroll
-          for (int pair = 0; pair < 4; ++pair) {
-            sums[2 * pair][c] = fadd(left[pair / 2], right[pair % 2]);
-            sums[2 * pair + 1][c] = fsub(left[pair / 2], right[pair % 2]);
-          }
-        }
-        constexpr HadamardFours<Base> kFours = hadamard_fours<Base>(4 * group);
-#pragma unroll
-        for (int column = 0; column < Base; ++column) {
-          const HadamardFour four = kFours[column];
-#pragma unroll
-          for (int c = 0; c < Width; ++c) {
-            const float term = sums[four.sum][c];
-            float& to = total[column][c];
-            if (group == 0)
-              to = four.negative ? -term : term;
-            else
-              to = four.negative ? fsub(to, term) : fadd(to, term);
-          }
-        }
-      });
-      const uint32_t begin = address(first);
-      each_constant<Base>([&](auto column) {
-        uint32_t to;
-        if constexpr (kFar) {
-          to = begin ^ (column & 1 ? second : 0) ^ (column & 2 ? third : 0);
-          to += static_cast<uint32_t>(column) << (log2_ + 2);
-        } else {
-          to = address(first + (column << log2_));
-        }
-        put_some(to, total[column]);
-      });
-    }
-  }
-  static __device__ __forceinline__ void put_some(uint32_t to, const float (&v)[4]) { store_four<0>(to, v); }
-  static __device__ __forceinline__ void put_some(uint32_t to, const float (&v)[2]) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v[0]), "f"(v[1]) : "memory");
-  }
-  static __device__ __forceinline__ void put_some(uint32_t to, const float (&v)[1]) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v[0]) : "memory");
-  }
-
   float* row_;
-  uint32_t memory_;
+  TurnedMemory memory_;
   int columns_, log2_;
   int apart_;  // steps between the units of a thread
 };

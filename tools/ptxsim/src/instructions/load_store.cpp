@@ -144,7 +144,7 @@ OP(ld) {
   if (sp == Space::PARAM && ao.v[0].k == Operand::INT && (u64)ao.v[0].imm - g_localWin >= kWin) {
     u64 a = (u64)(ao.v[0].imm + ao.imm);
     if (a < (u64)t.P.params || a + (u64)(eb * n) > (u64)t.P.params + t.P.paramBytes) t.err("ld.param out of bounds");
-    Inst& I = t.out(hldParam, C_LDOTHER);
+    Inst& I = t.out(hldParam, C_PARAM);
     I.v = av;
     I.n = (u8)n;
     I.c = cell;

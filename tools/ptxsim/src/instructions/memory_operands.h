@@ -34,6 +34,7 @@ inline Cls memCls(Space s, bool st) {
     case Space::SHARED:
     case Space::SHARED_CLUSTER: return st ? C_STS : C_LDS;
     case Space::GENERIC: return st ? C_STG : C_LDG;
+    case Space::PARAM: return C_PARAM;
     default: return C_LDOTHER;
   }
 }

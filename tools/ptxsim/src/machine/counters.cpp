@@ -3,12 +3,12 @@
 
 namespace ptxsim {
 
-const char* kClsName[C_COUNT] = {"int",        "float",          "half",      "sfu",         "cvt.frnd", "cvt.f2i",
-                                 "cvt.i2f",    "cvt.f2f",        "cvt.i2i",   "mov",         "control",  "ld.global",
-                                 "st.global",  "ld.shared",      "st.shared", "ld/st.other", "atomic",   "cp.async",
-                                 "tma",        "ldmatrix",       "stmatrix",  "movmatrix",   "mma",      "wgmma",
-                                 "wgmma.sync", "barrier",        "fence",     "mbarrier",    "shuffle",  "vote",
-                                 "redux",      "griddepcontrol", "other"};
+const char* kClsName[C_COUNT] = {"int",       "float",      "half",           "sfu",      "cvt.frnd",    "cvt.f2i",
+                                 "cvt.i2f",   "cvt.f2f",    "cvt.i2i",        "mov",      "control",     "ld.global",
+                                 "st.global", "ld.shared",  "st.shared",      "param",    "ld/st.other", "atomic",
+                                 "cp.async",  "tma",        "ldmatrix",       "stmatrix", "movmatrix",   "mma",
+                                 "wgmma",     "wgmma.sync", "barrier",        "fence",    "mbarrier",    "shuffle",
+                                 "vote",      "redux",      "griddepcontrol", "other"};
 const char* kGrpName[G_COUNT] = {"tensor", "integer", "float",   "conversion", "move",    "shared", "global",
                                  "atomic", "async",   "shuffle", "branch",     "barrier", "other"};
 Grp clsGroup(int c) {
@@ -24,7 +24,8 @@ Grp clsGroup(int c) {
     case C_I2F:
     case C_F2F:
     case C_I2I: return G_CVT;
-    case C_MOV: return G_MOV;
+    case C_MOV:
+    case C_PARAM: return G_MOV;
     case C_LDS:
     case C_STS:
     case C_LDMATRIX:

@@ -22,6 +22,7 @@ enum Cls : u8 {
   C_STG,
   C_LDS,
   C_STS,
+  C_PARAM,
   C_LDOTHER,
   C_ATOM,
   C_CPASYNC,
