@@ -163,7 +163,7 @@ test: set-up $(SIMULATOR_READY)
 	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" $(SPREAD) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
 
 test-kernels: $(TEST_EVERY) $(STAMPS)/test $(SIMULATOR_READY)
-	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" PYQUANT_CASES=24 $(PYTEST) -c ../pyproject.toml --rootdir .. gpu $(TESTFLAGS)
+	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" PYQUANT_NIGHTLY=1 PYQUANT_CASES=24 $(SPREAD) -c ../pyproject.toml --rootdir .. -o faulthandler_timeout=7200 gpu $(TESTFLAGS)
 
 CXX_FILES = $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'examples/*.cpp' 'tests/*.cpp' 'tools/*.h' 'tools/*.cpp' 'tools/*.cu')
 check: $(STAMPS)/dev

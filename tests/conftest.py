@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # numpy's products are those of references alone. Its threads wait for each other in busy loops: where processes share
 # the cores, a small product then takes ten times as long. Read when numpy is imported, by children too.
@@ -17,6 +18,7 @@ if os.environ.get("PYQUANT_CUDART_SIM"):
     import simulator  # noqa: F401  (first of all: it must load its libcudart before anything else loads one)
 
 import problems
+import sample
 import torch
 
 # Threads stay as torch sets them up: what users run. tests/threads runs fresh processes with other numbers.
@@ -45,6 +47,25 @@ def _threads_of_the_module() -> Iterator[None]:
     after = torch.get_num_threads()
     torch.set_num_threads(before)
     assert after == before, f"a fixture of this module left {after} threads, not {before}"
+
+
+def _seed(*path: object) -> None:
+    """torch's own generator: a test that draws from it (a fresh nn.Linear, torch.randn) draws the same wherever it runs
+    and whatever ran before, so that a failure comes back with the line that is printed for it."""
+    of_path = problems.Draw(problems.BASE_SEED, "torch", *path).generator.initial_seed()
+    torch.random.default_generator.manual_seed(of_path)
+
+
+@pytest.fixture(autouse=True)
+def _own_seed(request: pytest.FixtureRequest) -> None:
+    _seed(request.node.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """What tests share is made by whichever of them comes first in a process."""
+    if fixturedef.scope != "function":
+        _seed(fixturedef.baseid, fixturedef.argname, getattr(request, "param_index", 0))
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +111,7 @@ _PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONG
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _PLACES.get(item.path, len(LONGEST)))
-    if os.environ.get("PYQUANT_NIGHTLY", "") in ("", "0"):
+    if not sample.NIGHT:
         for item in items:
             if item.get_closest_marker("nightly"):
                 item.add_marker(pytest.mark.skip(reason="nightly: runs with PYQUANT_NIGHTLY=1 (make nightly)"))

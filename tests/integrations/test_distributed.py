@@ -31,7 +31,7 @@ FOUR = {
     "checkpoints": ("reshard groups",),
     "models": ("quantised_from_shards",),
 }
-MORE = 6
+MORE = 4
 
 
 def cases(part: str) -> dict[str, Callable[[int, int, Path], None]]:
@@ -62,7 +62,7 @@ Told = dict[tuple[int, int], dict[str, str]]  # {(ranks, rank): {case: what went
 _ALWAYS = {f"{part}: {name}" for part, taken in FOUR.items() for name in taken}
 _DRAWN = drawn([name for name in names(*PARTS) if name not in _ALWAYS], MORE, "four ranks")
 _EVERY = names(*PARTS, "llama")
-_OF_TWO = drawn(_EVERY, len(_EVERY) * 3 // 5, "two ranks")
+_OF_TWO = drawn(_EVERY, len(_EVERY) * 2 // 5, "two ranks")
 DAY: Table = [(2, name) for name in _EVERY if name in _OF_TWO]
 DAY += [(4, name) for name in names(*PARTS) if name in _ALWAYS or name in _DRAWN]
 NIGHT: Table = [(ranks, name) for ranks in (2, 4) for name in _EVERY if (ranks, name) not in DAY]

@@ -239,10 +239,9 @@ def test_warnings_of_bad_starts() -> None:
 
 
 def test_untrained_weights_are_recognised() -> None:
-    torch.manual_seed(0)
-    shapes = [(k, n) for k in (16, 64, 300) for n in (32, 128)] * 20
+    shapes = [(k, n) for k in (16, 64, 300) for n in (32, 128)] * 200
     fresh = [looks_untrained(nn.Linear(k, n).weight.detach()) for k, n in shapes]
-    assert sum(fresh) >= 0.95 * len(fresh)
+    assert all(fresh)
     conv = nn.Conv2d(8, 32, 3)
     assert looks_untrained(conv.weight.detach())
     assert not looks_untrained(nn.Linear(4, 4).weight.detach())  # too few to tell

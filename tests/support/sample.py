@@ -26,6 +26,7 @@ def _commit() -> str:
         return ""
 
 
+NIGHT = os.environ.get("PYQUANT_NIGHTLY", "") not in ("", "0")
 COMMIT = os.environ.get("PYQUANT_SAMPLE") or _commit()
 
 
@@ -34,6 +35,11 @@ def drawn(cases: Sequence[T], number: int, *path: object, commit: str = COMMIT) 
     draw, left = problems.Draw(problems.BASE_SEED, "sample", commit, *path), list(range(len(cases)))
     taken = {left.pop(draw.integer(0, len(left) - 1)) for _ in range(min(number, len(cases)))}
     return [case for i, case in enumerate(cases) if i in taken]
+
+
+def some(cases: Sequence[T], number: int, *path: object) -> list[T]:
+    """For loops within a test: `number` of them, nightly all."""
+    return list(cases) if NIGHT else drawn(cases, number, *path)
 
 
 def sampled(cases: Sequence[Any], number: int, *path: object, always: Sequence[Any] = ()) -> list[Any]:

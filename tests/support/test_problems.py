@@ -134,3 +134,25 @@ def test_strided_layouts_are_what_they_are_called():
     assert by_name["transposed"].build(t).stride() == (1, 6)
     assert by_name["padded_rows"].build(t).stride() == (15, 1)
     assert by_name["every_second_row"].build(t).stride() == (20, 1)
+
+
+@pytest.fixture(scope="module")
+def shared_numbers() -> torch.Tensor:
+    return torch.rand(4)
+
+
+def test_torchs_own_numbers_come_from_the_name_of_the_test(request: pytest.FixtureRequest) -> None:
+    drawn = torch.rand(4)
+    conftest = next(p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "LONGEST"))
+    conftest._seed("another")
+    assert not torch.equal(torch.rand(4), drawn)
+    conftest._seed(request.node.nodeid)
+    assert torch.equal(torch.rand(4), drawn)
+
+
+def test_what_tests_share_does_not_depend_on_which_comes_first(
+    request: pytest.FixtureRequest, shared_numbers: torch.Tensor
+) -> None:
+    conftest = next(p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "LONGEST"))
+    conftest._seed("tests/support/test_problems.py", "shared_numbers", 0)
+    assert torch.equal(torch.rand(4), shared_numbers)

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import sample
 from sample import drawn, sampled
 
 
@@ -15,6 +16,13 @@ def test_every_case_is_drawn_by_some_commit_and_one_commit_draws_the_same() -> N
     assert drawn(cases, 4, "grid", commit="7") == draws[7]
     assert drawn(cases, 4, "other", commit="7") != draws[7]
     assert drawn(cases, 99, "grid") == cases
+
+
+def test_a_loop_takes_some_and_nightly_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "NIGHT", False)
+    assert sample.some(range(9), 2, "loop") == drawn(range(9), 2, "loop")
+    monkeypatch.setattr(sample, "NIGHT", True)
+    assert sample.some(range(9), 2, "loop") == list(range(9))
 
 
 def test_the_others_are_nightly() -> None:
