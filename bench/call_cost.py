@@ -77,7 +77,7 @@ def measure_weight_only(rounds: int) -> dict[str, float]:
     torch.manual_seed(0)
     layer = QLinear.from_float(nn.Linear(SIDE, SIDE).bfloat16(), W4A16(128))
     x = torch.randn(1, SIDE, dtype=torch.bfloat16, device="cpu")
-    numbers = (layer.storage, layer.weight_scale, layer.weight_zero_point, layer.bias_)
+    numbers = (layer.storage, layer.weight_scale_, layer.weight_zero_point_, layer.bias_)
     op, none = torch.ops.pyquant._weight_only.default, x[:0]
     candidates = {
         RELU: lambda: torch.relu(x),

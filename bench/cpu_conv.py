@@ -298,10 +298,10 @@ def chain(channels: int, size: int, memory: str, rounds: int, budget_s: float) -
 
 def codes_of(x: Tensor, layer: QConv2d) -> QTensor:
     """Images as the codes that a linked layer takes, in the memory format that they have."""
-    data = torch.ops.pyquant.quantize(x.permute(0, 2, 3, 1), layer.input_scale, None, "per_tensor", 0, -127, 127)
+    data = torch.ops.pyquant.quantize(x.permute(0, 2, 3, 1), layer.input_scale_, None, "per_tensor", 0, -127, 127)
     data = data.permute(0, 3, 1, 2)
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return QTensor(data if last else data.contiguous(), layer.input_scale)
+    return QTensor(data if last else data.contiguous(), layer.input_scale_)
 
 
 def _through(layers: Sequence[nn.Module], x: object) -> object:

@@ -139,7 +139,7 @@ def _embedding(device: str) -> tuple[bool, str]:
 
     layer = QEmbedding.from_float(torch.nn.Embedding(64, 48, device=device))
     rows = torch.arange(64, device=device)
-    exact = torch.equal(layer(rows), layer.codes.float() * layer.weight_scale[:, None])
+    exact = torch.equal(layer(rows), layer.codes.float() * layer.weight_scale_[:, None])
     return exact, "int8 rows, dequantised at look-up"
 
 

@@ -161,11 +161,11 @@ def _inputs(layer: QLinear | QConv2d, rows: int, generator: torch.Generator) -> 
         x = torch.randn(
             min(rows, 4), layer.in_channels, height, width, generator=generator, dtype=torch.float32, device="cpu"
         )
-    inputs, scale = layer.scheme.inputs, layer.input_scale
+    inputs, scale = layer.scheme.inputs, layer.input_scale_
     if inputs is None or scale is None:
         return x
     low, high = inputs.code_range
-    zero = 0 if layer.input_zero_point is None else layer.input_zero_point.item()
+    zero = 0 if layer.input_zero_point_ is None else layer.input_zero_point_.item()
     return scale.item() * ((high - low) / 6 * x.clamp(-3, 3) + (high + low) / 2 - zero)
 
 

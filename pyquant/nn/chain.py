@@ -269,9 +269,9 @@ def expected_range(taker: nn.Module) -> ExpectedRange | None:
     """Scheme, scale and zero point of the codes that a module takes; None where it takes real numbers alone."""
     if isinstance(taker, LinearCall):
         inputs = taker.scheme.inputs
-        if inputs is None or inputs.dynamic or taker.input_scale is None:
+        if inputs is None or inputs.dynamic or taker.input_scale_ is None:
             return None
-        return inputs, taker.input_scale, taker.input_zero_point
+        return inputs, taker.input_scale_, taker.input_zero_point_
     if isinstance(taker, QResidual):
         return taker.scheme, taker.scale, taker.zero_point
     return None
@@ -292,7 +292,7 @@ def joint_error(giver: nn.Module, taker: nn.Module) -> str | None:
     scale, zero_point = (
         (giver.scale, giver.zero_point)
         if isinstance(giver, Quantize)
-        else (giver.output_scale, giver.output_zero_point)  # type: ignore[union-attr]
+        else (giver.output_scale_, giver.output_zero_point_)  # type: ignore[union-attr]
     )
     if scale is None or not same_numbers(scale, expected[1]) or not same_numbers(zero_point, expected[2]):
         got = "a scale of each row's own" if scale is None else _range_text(scale, zero_point)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ def kind_of(layer: nn.Module) -> Kind | None:
     w = layer.scheme.weights
     if layer.scheme.is_float:
         return FLOAT, layer.scheme.float_dtype, *sizes, *fused
-    return WEIGHT_ONLY, w.bits, w.group_size or 0, layer.weight_zero_point is None, *sizes, *fused
+    return WEIGHT_ONLY, w.bits, w.group_size or 0, layer.weight_zero_point_ is None, *sizes, *fused
 
 
 # What the kind of a QLinear is made of: attributes, hooks that are empty, and the presence of two numbers.
@@ -88,4 +88,4 @@ def weight_only_operands(layers: Sequence[Any]) -> tuple[list[Tensor], list[Tens
     """Weights, scales, zero points and biases of layers of one weight-only kind, as the ops for several layers take
     them."""
     packed = [layer._buffers["storage"] for layer in layers]
-    return packed, each(layers, "weight_scale"), each(layers, "weight_zero_point"), each(layers, "bias_")
+    return packed, each(layers, "weight_scale_"), each(layers, "weight_zero_point_"), each(layers, "bias_")

@@ -172,7 +172,7 @@ def one_launch_of(
     if kind[0] == CODES:
         return one_launch.of_codes(ops.LinearSpec.from_ints(first._spec), len(layers), rows, dtype, device)
     w, held = first.scheme.weights, [layer._buffers["storage"] for layer in layers]
-    sizes = (first.out_features, first.in_features, w.bits, w.group_size or 0, first.weight_zero_point is not None)
+    sizes = (first.out_features, first.in_features, w.bits, w.group_size or 0, first.weight_zero_point_ is not None)
     return one_launch.of_weight_only(held, *sizes, rows, dtype, device, chooses_rows)
 
 

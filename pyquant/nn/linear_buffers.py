@@ -20,13 +20,6 @@ from pyquant.ops import plan, values
 from pyquant.ops.load import has_kernel
 
 
-def _number(name: str) -> Any:
-    """A tensor of the state as an attribute. Its buffer has another name (state.held), so that torch.func's
-    functional_call, which puts tensors into buffers of their name, assigns it instead: the packed weight follows."""
-    key = state.held(name)
-    return property(lambda layer: layer._buffers[key])
-
-
 class LinearBuffers(nn.Module):
     """The codes of a weight matrix, once, in the layout of their device; with scales, zero points and bias.
 
@@ -53,13 +46,14 @@ class LinearBuffers(nn.Module):
     # the weight where vmap makes a batch of the buffer alone, by its scales or bias: what functional_call restores
     _plain_weight: Tensor | None = None
     storage: Tensor
-    weight_scale: Tensor = _number("weight_scale")  # None in a 16-bit layer
-    weight_zero_point: Tensor | None = _number("weight_zero_point")
-    bias_: Tensor | None  # float32, as it is added and saved; `bias` shows it
-    input_scale: Tensor | None = _number("input_scale")
-    input_zero_point: Tensor | None = _number("input_zero_point")
-    output_scale: Tensor | None = _number("output_scale")
-    output_zero_point: Tensor | None = _number("output_zero_point")
+    # as they are read and saved; the attributes without the underscore show them
+    weight_scale_: Tensor  # None in a 16-bit layer
+    weight_zero_point_: Tensor | None
+    bias_: Tensor | None  # float32
+    input_scale_: Tensor | None
+    input_zero_point_: Tensor | None
+    output_scale_: Tensor | None
+    output_zero_point_: Tensor | None
 
     def _describe(
         self,

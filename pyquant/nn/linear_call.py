@@ -75,10 +75,10 @@ class LinearCall(LinearCodes):
         return _tensor(_qlinear(x, storage, residual, self._spec, self._codes_dtype(x)))
 
     def _result(self, y: Tensor) -> Any:
-        if self.output_scale is None:
+        if self.output_scale_ is None:
             return y
         kind = PackedQTensor if y.dtype == torch.uint8 else QTensor
-        return kind(y, self.output_scale, self.output_zero_point)
+        return kind(y, self.output_scale_, self.output_zero_point_)
 
     def _codes_dtype(self, x: Tensor) -> torch.dtype | None:
         """uint8 where the codes that the layer returns are packed two a byte on the device of x, else None."""
@@ -132,8 +132,8 @@ class LinearCall(LinearCodes):
             if residual is None and self._is_torchs_linear(x, storage):
                 return self._torchs_linear(x, storage)
             return _tensor(_float(operand_of(storage, x), storage, self.bias_, residual, *fused, x.dtype))
-        w, zero_point = self.scheme.weights, self.weight_zero_point
-        scaled = (storage, self.weight_scale, zero_point, self.bias_)
+        w, zero_point = self.scheme.weights, self.weight_zero_point_
+        scaled = (storage, self.weight_scale_, zero_point, self.bias_)
         return _tensor(_weight_only(x, *scaled, residual, w.bits, w.group_size or 0, *fused))
 
     def _is_torchs_linear(self, x: Tensor, storage: Tensor) -> bool:
@@ -187,7 +187,7 @@ class LinearCall(LinearCodes):
         limits, w_type = self._output_range(), self.scheme.weights.product_type
         x_type = INT8 if inputs is None else inputs.code_type
         gemm = getattr(ops, f"gemm_{x_type.native_name}{w_type.native_name}")
-        w = (self._canonical(), self.weight_scale, self.scheme.weights, self.in_features)
+        w = (self._canonical(), self.weight_scale_, self.scheme.weights, self.in_features)
         codes, w_scale, group_size = weights.multiplied(*w)
         y: Tensor = gemm(
             data,
@@ -197,8 +197,8 @@ class LinearCall(LinearCodes):
             zero_point,
             self.bias_,
             residual,
-            self.output_scale,
-            self.output_zero_point,
+            self.output_scale_,
+            self.output_zero_point_,
             group_size,
             self.activation,
             *self.clamp,
@@ -266,10 +266,13 @@ class LinearCall(LinearCodes):
         scale, which spares reading it (on a GPU: waiting for it); a compiled graph cannot look at values at all."""
         if torch.compiler.is_compiling():
             return
-        if same_memory(x.scale, self.input_scale) and same_memory(zero_point, self.input_zero_point):
+        if same_memory(x.scale, self.input_scale_) and same_memory(zero_point, self.input_zero_point_):
             return
-        scale, own_scale = x.scale.flatten().tolist(), self.input_scale.tolist() if self.input_scale is not None else []
-        zero, own_zero = ([0] if z is None else z.flatten().tolist() for z in (zero_point, self.input_zero_point))
+        scale, own_scale = (
+            x.scale.flatten().tolist(),
+            self.input_scale_.tolist() if self.input_scale_ is not None else [],
+        )
+        zero, own_zero = ([0] if z is None else z.flatten().tolist() for z in (zero_point, self.input_zero_point_))
         if scale != own_scale or zero != own_zero:
             got = f"codes of scale {scale[:3]}, zero point {zero[:3]}"
             raise ArgumentError("x", got, f"codes of this layer's input: scale {own_scale}, zero point {own_zero}")

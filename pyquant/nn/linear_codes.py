@@ -179,7 +179,7 @@ class LinearCodes(LinearState):
 
     def dequantised_weight(self) -> Tensor:
         """float32 [N, K]: the real weights that the codes stand for."""
-        return self._form.matrix(self.storage, self.weight_scale, self.weight_zero_point)
+        return self._form.matrix(self.storage, self.weight_scale_, self.weight_zero_point_)
 
     def _filled(self, layer: Float, dtype: torch.dtype) -> Float:
         """A float layer on the meta device with the numbers of this one."""

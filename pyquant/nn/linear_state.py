@@ -16,7 +16,7 @@ from pyquant.core.dtypes import FLOATS, describe
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import foreign_changes, foreign_saves, state
 from pyquant.nn.linear_buffers import LinearBuffers
-from pyquant.nn.shown_bias import ShownBias, plain
+from pyquant.nn.shown import Shown, number, plain, show
 from pyquant.nn.weight_view import QWeight, weight_of
 from pyquant.ops import values
 
@@ -26,6 +26,13 @@ _OF_CODES: Final = ("weight_scale", "weight_zero_point")  # what codes mean noth
 
 class LinearState(LinearBuffers):
     """What a layer shows of what it holds, and takes: attributes, state_dict, moves and casts."""
+
+    weight_scale: Tensor = number("weight_scale")  # None in a 16-bit layer
+    weight_zero_point: Tensor | None = number("weight_zero_point")
+    input_scale: Tensor | None = number("input_scale")
+    input_zero_point: Tensor | None = number("input_zero_point")
+    output_scale: Tensor | None = number("output_scale")
+    output_zero_point: Tensor | None = number("output_zero_point")
 
     @property
     def weight(self) -> Tensor:
@@ -41,7 +48,7 @@ class LinearState(LinearBuffers):
         storage, form = cast(Tensor, self._buffers["storage"]), self._form
         if self._plain_weight is not None:
             storage, form = self._plain_weight, replace(form, spec=())
-        numbers = self.weight_scale, self.weight_zero_point
+        numbers = self.weight_scale_, self.weight_zero_point_
         shown = weight_of(storage, *numbers, form, self.out_features, self.dtype)
         if isinstance(shown, QWeight):
             shown.home = weakref.ref(self)
@@ -49,7 +56,7 @@ class LinearState(LinearBuffers):
 
     def _real(self, dtype: torch.dtype) -> Tensor:
         """The weights in the shape of the float layer's."""
-        return self._form.real(self.storage, self.weight_scale, self.weight_zero_point, dtype)
+        return self._form.real(self.storage, self.weight_scale_, self.weight_zero_point_, dtype)
 
     @property
     def codes(self) -> Tensor:
@@ -110,10 +117,7 @@ class LinearState(LinearBuffers):
         is_own = held is None or held.dtype == self.dtype
         if held is None or (is_own and self.scheme.is_float and "bias_narrow" not in self._buffers):
             return held
-        shown = held if is_own else held.to(self.dtype)
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(held) is not Tensor:  # type: ignore[attr-defined]
-            return shown
-        return ShownBias.of(self, shown, held)
+        return show(self, "bias", held if is_own else held.to(self.dtype), held)
 
     @property
     def parametrizations(self) -> Any:
@@ -125,9 +129,9 @@ class LinearState(LinearBuffers):
         """float32 of a bias in the type that the layer shows. What was shown and comes back (functional_call does so)
         is what was held, without the rounding."""
         if not isinstance(value, Tensor) or value.dtype != self.dtype:
-            return plain(value) if isinstance(value, ShownBias) else value
-        held = value.held if isinstance(value, ShownBias) else None
-        numbers = plain(value) if isinstance(value, ShownBias) else value
+            return plain(value)
+        held = value.held if isinstance(value, Shown) and value.slot == "bias" else None
+        numbers = plain(value)
         is_unchanged = held is not None and (value.is_meta or torch.equal(held.to(numbers), numbers))
         return held if is_unchanged else numbers.to(torch.float32)
 
@@ -135,6 +139,7 @@ class LinearState(LinearBuffers):
         if name in state.NUMBERS:
             if name == "bias":
                 value = self._bias_to_hold(value)
+            value = plain(value)
             if name not in self.state_slots and value is not None:
                 raise ArgumentError(name, "a tensor", f"None with scheme {self.scheme}")
             changed = {n: t for n, t in self._state().items() if n != name}

@@ -29,7 +29,7 @@ def _is_exact(layer: QLinear) -> bool:
     compiled library adds each channel up by itself, in one order."""
     if layer.scheme.is_integer or layer.scheme.is_float:
         return layer.scheme.is_integer
-    return layer.weight_scale is not None and layer.weight_scale.device.type == "cpu" and ops.native_available()
+    return layer.weight_scale_ is not None and layer.weight_scale_.device.type == "cpu" and ops.native_available()
 
 
 def difference(one: QLinear, other: QLinear) -> str:
@@ -50,9 +50,9 @@ def unlikeness(one: QLinear, other: QLinear) -> str:
         f"their activations differ: {one.activation}, {other.activation}": (one.activation, one.clamp)
         != (other.activation, other.clamp),
         f"their types differ: {one.dtype}, {other.dtype}": one.dtype != other.dtype,
-        "they are on different devices": one.weight_scale.device != other.weight_scale.device,
-        "their static input scales differ": not _same(one.input_scale, other.input_scale)
-        or not _same(one.input_zero_point, other.input_zero_point),
+        "they are on different devices": one.weight_scale_.device != other.weight_scale_.device,
+        "their static input scales differ": not _same(one.input_scale_, other.input_scale_)
+        or not _same(one.input_zero_point_, other.input_zero_point_),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

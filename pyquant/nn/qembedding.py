@@ -104,7 +104,7 @@ class QEmbedding(LinearState):
             raise ArgumentError("input", f"device {x.device}", f"device {codes.device}, where the layer is")
         try:
             rows = torch.embedding(codes, x)
-            scale = self.weight_scale[x]
+            scale = self.weight_scale_[x]
         except (IndexError, RuntimeError) as error:
             raise ArgumentError(
                 "input", str(error).splitlines()[0], f"indices in [0, {self.num_embeddings - 1}]"

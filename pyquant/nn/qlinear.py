@@ -36,8 +36,8 @@ class QLinear(LinearCall):
     and as the scheme needs `weight_zero_point`, `bias`, `input_scale`, `input_zero_point`, `output_scale`,
     `output_zero_point`. Scales and bias are held in float32, zero points in int32, whatever the model is cast to; the
     attributes `weight` and `bias` show `dtype`, as a float layer's do. In memory the codes are held once, in `storage`,
-    in the layout of the device; scales are copied into it, so change them by assignment or load_state_dict, not in
-    place.
+    in the layout of the device, with copies of the numbers; what is written into an attribute in place
+    (`layer.input_scale.mul_(2)`) goes into both, or is refused as an assignment of it would be.
 
     Raises SchemeError, ArgumentError. Source: docs/numerics.md 2-5, 8.
 

@@ -87,7 +87,7 @@ def _product(
     `own`."""
     scheme, w, codes = layer.scheme, layer.scheme.weights, layer.codes[own]
     bias, w_scale, w_zero_point = (
-        None if v is None else v[own] for v in (layer.bias_, layer.weight_scale, layer.weight_zero_point)
+        None if v is None else v[own] for v in (layer.bias_, layer.weight_scale_, layer.weight_zero_point_)
     )
     fused: dict[str, Any] = {
         "activation": layer.activation,
@@ -114,8 +114,8 @@ def _product(
         cast(Tensor, scale),
         zero_point,
         bias,
-        out_scale=layer.output_scale,
-        out_zero_point=layer.output_zero_point,
+        out_scale=layer.output_scale_,
+        out_zero_point=layer.output_zero_point_,
         out_qmin=qmin,
         out_qmax=qmax,
         out_dtype=dtype if scheme.outputs is None else torch.int8,
@@ -127,7 +127,7 @@ def _codes(layer: LinearCall, real: Tensor) -> tuple[Tensor, Tensor, Tensor | No
     """Codes of real numbers, with scale and zero point: the layer's own, or those of each row."""
     inputs = cast(TensorScheme, layer.scheme.inputs)
     if not inputs.dynamic:
-        scale, one = cast(Tensor, layer.input_scale), layer.input_zero_point
+        scale, one = cast(Tensor, layer.input_scale_), layer.input_zero_point_
         return numerics.quantize(real, scale, one, "per_tensor", 0, *inputs.code_range), scale, one
     codes, scales, zeros = numerics.quantize_dynamic(real, "per_token", 0, inputs.symmetric, *inputs.code_range)
     return codes, scales, None if inputs.symmetric else zeros

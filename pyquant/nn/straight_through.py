@@ -107,8 +107,8 @@ def smooth(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
 
 def limits(layer: LinearCall) -> tuple[Tensor | None, Tensor | None]:
     """The real numbers at which a static range begins to clip."""
-    if layer.scheme.inputs is None or layer.input_scale is None:
+    if layer.scheme.inputs is None or layer.input_scale_ is None:
         return None, None
     qmin, qmax = layer.scheme.inputs.code_range
-    zero_point = 0 if layer.input_zero_point is None else layer.input_zero_point
-    return layer.input_scale * (qmin - zero_point), layer.input_scale * (qmax - zero_point)
+    zero_point = 0 if layer.input_zero_point_ is None else layer.input_zero_point_
+    return layer.input_scale_ * (qmin - zero_point), layer.input_scale_ * (qmax - zero_point)

@@ -72,7 +72,7 @@ def _static_codes(inputs: Inputs) -> Tensor:
 
 def _linked(layer: QLinear, codes: Tensor) -> QTensor:
     """Codes that share the layer's own scale, so that the layer need not read it."""
-    return QTensor(codes, layer.input_scale, layer.input_zero_point)  # type: ignore[arg-type]
+    return QTensor(codes, layer.input_scale_, layer.input_zero_point_)  # type: ignore[arg-type]
 
 
 def _layer(text: str, take: Callable[[Inputs], Tensor], weights: Weights) -> Built:

@@ -116,7 +116,7 @@ class CodesInParameter(LinearState):
     def dequantised_weight(self) -> Tensor:
         """float32 [N, K]: the real weights that the codes stand for."""
         with self._whole():
-            return self._form.matrix(self.storage, self.weight_scale, self.weight_zero_point)
+            return self._form.matrix(self.storage, self.weight_scale_, self.weight_zero_point_)
 
     @property
     def codes(self) -> Tensor:

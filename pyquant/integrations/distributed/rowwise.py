@@ -82,9 +82,9 @@ class RowwiseQLinear(SharedQLinear):
         """Codes times steps, and the base of each row, which is that of the whole row: what is a whole multiple of it
         on every rank may on one be that of a larger number."""
         w = self.scheme.weights
-        whole = self._placed("weight_scale", self.weight_scale).full_tensor()
+        whole = self._placed("weight_scale", self.weight_scale_).full_tensor()
         base, _ = numerics.split_scales(whole, numerics.largest_step(*w.code_range))
-        step = torch.round(self.weight_scale.double() / base.double()[:, None]).to(torch.int8)
+        step = torch.round(self.weight_scale_.double() / base.double()[:, None]).to(torch.int8)
         return self.codes * step.repeat_interleave(w.group_size or 1, 1), base
 
     def _linear_spec(self, device: torch.device) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ class RowwiseQLinear(SharedQLinear):
         if not self._gives_codes:
             return store(t, dtype)
         qmin, qmax = self._output_range()
-        scale, zero_point = self.output_scale, self.output_zero_point
+        scale, zero_point = self.output_scale_, self.output_zero_point_
         return store(t, torch.int8, out_scale=scale, out_zero_point=zero_point, out_qmin=qmin, out_qmax=qmax)
 
     def _floats(self, x: Tensor | QTensor, outputs: Placement) -> tuple[Tensor, Tensor | None]:
@@ -172,9 +172,9 @@ class RowwiseQLinear(SharedQLinear):
         if self.scheme.is_float:
             part = _ops.float_linear.default(operand_of(self.storage, x), self.storage, out_dtype=torch.float32)
         else:
-            w, zero_point = self.scheme.weights, self.weight_zero_point
+            w, zero_point = self.scheme.weights, self.weight_zero_point_
             how = {"w_bits": w.bits, "group_size": w.group_size or 0, "out_dtype": torch.float32}
-            part = _ops.weight_only_linear.default(x, self.storage, self.weight_scale, zero_point, **how)
+            part = _ops.weight_only_linear.default(x, self.storage, self.weight_scale_, zero_point, **how)
         return summed(part, self._layouts, outputs), self._of_columns(self.bias_, part.dim(), outputs)
 
     def _scaled(
@@ -186,7 +186,7 @@ class RowwiseQLinear(SharedQLinear):
         bias = self._of_columns(self.bias_, dims, outputs)
         if not sums_are_exact(self.scheme):
             return t * rows, bias
-        own = self.weight_scale if self._products is None else self._products[1]
+        own = self.weight_scale_ if self._products is None else self._products[1]
         w_scale = self._of_columns(own, dims, outputs)
         return t * w_scale * rows if per_token else t * (rows * w_scale), bias
 
@@ -202,7 +202,7 @@ class RowwiseQLinear(SharedQLinear):
                 self._check_linked(x, zero_point)
             return data, x.scale, zero_point, not self.scheme.is_static and is_per_token(x.scale, data)
         if self.scheme.is_static:
-            scale, zero_point = cast(Tensor, self.input_scale), self.input_zero_point
+            scale, zero_point = cast(Tensor, self.input_scale_), self.input_zero_point_
             if self._operand is not None and sums_are_exact(self.scheme):
                 return x, scale, zero_point, False
             return ops.quantize(x, scale, zero_point, "per_tensor", 0, *inputs.code_range), scale, zero_point, False
@@ -235,7 +235,7 @@ class RowwiseQLinear(SharedQLinear):
 
     def _plain_accumulators(self, data: Tensor, zero_point: Tensor | None) -> Tensor:
         """The same of weights that are not packed for qlinear, or not for such codes."""
-        codes, scale = self._canonical(), self.weight_scale
+        codes, scale = self._canonical(), self.weight_scale_
         if self._products is not None:
             codes, scale = self._products
             codes = ops.unpack_linear(codes, self._spec) if self._is_product_packed else codes

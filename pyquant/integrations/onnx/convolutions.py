@@ -35,9 +35,9 @@ class IntegerConv(_Convolution):
         super().__init__(layer, codes)
         self.inputs = InputCodes(layer, (1, 2, 3))
         dynamic = layer.scheme.inputs.dynamic
-        scale = weight_scale if dynamic else layer.input_scale * weight_scale
+        scale = weight_scale if dynamic else layer.input_scale_ * weight_scale
         self.register_buffer("scale", scale.reshape(-1, 1, 1).clone())
-        zero = 128 if layer.input_zero_point is None else 128 + int(layer.input_zero_point)
+        zero = 128 if layer.input_zero_point_ is None else 128 + int(layer.input_zero_point_)
         self.register_buffer("zero_point", torch.tensor(zero, dtype=torch.uint8, device=scale.device))
 
     def product(self, x: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class DequantizedConv(_Convolution):
 
     def __init__(self, layer: Any, codes: Tensor, weight_scale: Tensor) -> None:
         super().__init__(layer, codes)
-        self.inputs = None if layer.scheme.inputs is None else Range(layer.input_scale, layer.input_zero_point)
+        self.inputs = None if layer.scheme.inputs is None else Range(layer.input_scale_, layer.input_zero_point_)
         self.operator = "DQ Conv" if self.inputs is None else self.operator
         self.register_buffer("scale", weight_scale.clone())
         self.register_buffer(

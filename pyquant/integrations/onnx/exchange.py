@@ -160,9 +160,9 @@ def _linear_form(layer: QLinear, target: str) -> StandIn:
         if target == TENSORRT:
             group = scheme.weights.group_size or 0  # INT4 constants take scales by blocks alone
             return forms.DequantizedLinear(
-                layer, layer.codes, layer.weight_scale, group, scheme.weights.bits if group else 8
+                layer, layer.codes, layer.weight_scale_, group, scheme.weights.bits if group else 8
             )
-        return forms.NBitsLinear(layer, layer.codes, layer.weight_scale, _block(layer) or 0)
+        return forms.NBitsLinear(layer, layer.codes, layer.weight_scale_, _block(layer) or 0)
     codes, scale = _multiplied(layer)
     if target == TENSORRT:
         return forms.DequantizedLinear(layer, codes, scale, 0, 8)
@@ -182,7 +182,7 @@ def _conv_form(layer: QConv2d, target: str) -> StandIn:
 
 def _multiplied(layer: QLinear | QConv2d) -> tuple[Tensor, Tensor]:
     """int8 codes [N, K] and a scale a row: steps of two levels are multiplied in, 4-bit codes lie one a byte."""
-    w, codes, scale = layer.scheme.weights, layer.codes, layer.weight_scale
+    w, codes, scale = layer.scheme.weights, layer.codes, layer.weight_scale_
     if w.two_level:
         return numerics.one_level(codes, scale, numerics.largest_step(*w.code_range))
     return codes, scale.reshape(len(codes))

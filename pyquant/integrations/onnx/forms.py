@@ -60,7 +60,7 @@ class Form(StandIn):
         bias = layer.bias_
         self.register_buffer("bias", None if bias is None else bias.detach().reshape(bias_shape).clone())
         self.activation, self.clamp = layer.activation, layer.clamp
-        self.outputs = None if layer.output_scale is None else Range(layer.output_scale, layer.output_zero_point)
+        self.outputs = None if layer.output_scale_ is None else Range(layer.output_scale_, layer.output_zero_point_)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         self.is_called = True
@@ -132,7 +132,7 @@ class IntegerLinear(Form):
         super().__init__(layer, codes.T)
         self.inputs = InputCodes(layer, (-1,))
         dynamic = layer.scheme.inputs.dynamic
-        self.register_buffer("scale", weight_scale.clone() if dynamic else layer.input_scale * weight_scale)
+        self.register_buffer("scale", weight_scale.clone() if dynamic else layer.input_scale_ * weight_scale)
         sums = None if layer.scheme.inputs.symmetric else codes.sum(1, dtype=torch.int32)
         self.register_buffer("sums", sums)
 
@@ -157,8 +157,8 @@ class GemmLinear(Form):
 
     def __init__(self, layer: Any, codes: Tensor, weight_scale: Tensor) -> None:
         super().__init__(layer, codes.T)
-        scale = layer.input_scale * weight_scale
-        self.inputs = Range(layer.input_scale, layer.input_zero_point)
+        scale = layer.input_scale_ * weight_scale
+        self.inputs = Range(layer.input_scale_, layer.input_zero_point_)
         self.register_buffer("scale", weight_scale.clone())
         self.register_buffer("zero_points", torch.zeros(len(scale), dtype=torch.int8, device=scale.device))
         self.register_buffer("bias_scale", scale)
@@ -180,7 +180,7 @@ def whole_bias(bias: Tensor | None, scale: Tensor) -> Tensor:
 
 def fits_whole_bias(layer: Any, weight_scale: Tensor) -> bool:
     """Whether the bias is small enough to be whole steps of the accumulator in int32, with room for the sum."""
-    return layer.bias_ is None or bool((layer.bias_ / (layer.input_scale * weight_scale)).abs().max() < 2**30)
+    return layer.bias_ is None or bool((layer.bias_ / (layer.input_scale_ * weight_scale)).abs().max() < 2**30)
 
 
 class DequantizedLinear(Form):
@@ -197,7 +197,7 @@ class DequantizedLinear(Form):
     def __init__(self, layer: Any, codes: Tensor, weight_scale: Tensor, group_size: int, bits: int) -> None:
         super().__init__(layer, codes.T)
         self.group_size, self.bits = group_size, bits
-        self.inputs = None if layer.scheme.inputs is None else Range(layer.input_scale, layer.input_zero_point)
+        self.inputs = None if layer.scheme.inputs is None else Range(layer.input_scale_, layer.input_zero_point_)
         self.operator = "DQ MatMul" if self.inputs is None else self.operator
         scale = weight_scale.T.contiguous() if group_size else weight_scale
         self.register_buffer("scale", scale.clone())
@@ -231,8 +231,8 @@ class NBitsLinear(Form):
         spread = lambda one: one.reshape(n, -1).repeat_interleave(group // block, 1)[:, :blocks]  # noqa: E731
         self.register_buffer("scale", spread(weight_scale).contiguous())
         zero_points = None
-        if layer.weight_zero_point is not None:
-            zeros = spread(layer.weight_zero_point).to(torch.int16) + middle
+        if layer.weight_zero_point_ is not None:
+            zeros = spread(layer.weight_zero_point_).to(torch.int16) + middle
             zero_points = _packed(F.pad(zeros, (0, blocks % 2), value=middle) if w.bits == 4 else zeros, w.bits)
         self.register_buffer("zero_points", zero_points)
 

@@ -24,7 +24,7 @@ class Lookup(StandIn):
         super().__init__()
         self.dtype = layer.dtype
         self.register_buffer("codes", layer.codes.contiguous())
-        self.register_buffer("scale", layer.weight_scale.detach().reshape(-1, 1).clone())
+        self.register_buffer("scale", layer.weight_scale_.detach().reshape(-1, 1).clone())
 
     def forward(self, x: Tensor) -> Tensor:
         self.is_called = True
@@ -43,7 +43,7 @@ class DequantizedLookup(StandIn):
         super().__init__()
         self.dtype = layer.dtype
         self.register_buffer("codes", layer.codes.contiguous())
-        self.register_buffer("scale", layer.weight_scale.detach().clone())
+        self.register_buffer("scale", layer.weight_scale_.detach().clone())
         self.register_buffer("zero_points", torch.zeros(len(self.scale), dtype=torch.int8, device=self.scale.device))
 
     def forward(self, x: Tensor) -> Tensor:

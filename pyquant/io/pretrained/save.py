@@ -309,7 +309,7 @@ def record_of(name: str, layer: QLinear | QConv2d | QEmbedding) -> LayerRecord:
 def _layer_record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
     if layer.missing is not None:
         raise ArgumentError("model", f"layer '{name}' without {layer.missing}", "layers with all their scales")
-    scale, zero_point = layer.weight_scale, layer.weight_zero_point
+    scale, zero_point = layer.weight_scale_, layer.weight_zero_point_
     if layer.scheme.weights.granularity == "per_tensor":  # layers hold it for each row
         scale = None if scale is None else torch.cat([scale, scale.new_ones(1)])[:1]
         zero_point = None if zero_point is None else torch.cat([zero_point, zero_point.new_zeros(1)])[:1]
@@ -322,10 +322,10 @@ def _layer_record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
         weight_scale=scale,
         weight_zero_point=zero_point,
         bias=layer.bias_,
-        input_scale=layer.input_scale,
-        input_zero_point=layer.input_zero_point,
-        output_scale=layer.output_scale,
-        output_zero_point=layer.output_zero_point,
+        input_scale=layer.input_scale_,
+        input_zero_point=layer.input_zero_point_,
+        output_scale=layer.output_scale_,
+        output_zero_point=layer.output_zero_point_,
         activation=layer.activation,
         clamp=layer.clamp if layer.activation == "clamp" else None,
         kind=_kind(layer),
@@ -354,7 +354,7 @@ def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:
         in_features=layer.embedding_dim,
         out_features=layer.num_embeddings,
         codes=layer.codes,
-        weight_scale=layer.weight_scale,
+        weight_scale=layer.weight_scale_,
         kind=_kind(layer),
     )
 

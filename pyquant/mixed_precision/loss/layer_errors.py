@@ -184,7 +184,7 @@ def _quantised_weight(layer: Any) -> Tensor:
 
 def _weight_ranges(pair: _Pair, original: Tensor) -> _Qparams:
     if isinstance(pair.layer, LinearCall):
-        return pair.layer.weight_scale, pair.layer.weight_zero_point
+        return pair.layer.weight_scale_, pair.layer.weight_zero_point_
     return pair.layer.weight_fake_quant.qparams(original)  # type: ignore[no-any-return]
 
 
@@ -282,7 +282,7 @@ def _add_input(sums: _AllSums, pair: _Pair, x: Tensor) -> None:
         y = fake(x)
     entry.add(y, x)
     if not s.dynamic:
-        qparams = (layer.input_scale, layer.input_zero_point) if fake is None else fake.qparams()
+        qparams = (layer.input_scale_, layer.input_zero_point_) if fake is None else fake.qparams()
         entry.clipped += _clipped(x, s, qparams, x.numel())
 
 

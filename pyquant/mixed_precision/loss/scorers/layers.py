@@ -68,7 +68,7 @@ def weight_change(float_layer: nn.Module, quantised: Any) -> Tensor:
 
 def weight_steps(quantised: Any) -> Tensor:
     """The size of one code step at every weight, float32, the shape of the float weights."""
-    scale = quantised.weight_scale.reshape(quantised.weight_scale.shape[0], -1)
+    scale = quantised.weight_scale_.reshape(quantised.weight_scale_.shape[0], -1)
     matrix: Tensor = scale.repeat_interleave(quantised.in_features // scale.shape[1], 1)
     return quantised.patches.image(matrix) if isinstance(quantised, QConv2d) else matrix
 
@@ -80,8 +80,8 @@ def rounded_input(quantised: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, torch.zeros((), dtype=torch.float32, device=x.device)
     group = scheme.group_size or 0
     if not scheme.dynamic:
-        zero = None if scheme.symmetric else quantised.input_zero_point.reshape(1)
-        scale = quantised.input_scale.reshape(1)
+        zero = None if scheme.symmetric else quantised.input_zero_point_.reshape(1)
+        scale = quantised.input_scale_.reshape(1)
         return ops.fake_quantize(x, scale, zero, "per_tensor", 0, *scheme.code_range)[0], scale
     rows = x
     if isinstance(quantised, QConv2d):  # one range an image
