@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from torch import Tensor
 
 from pyquant import calibrate, numerics
 from pyquant.bench.calib import DATA, calib_data, mse_optimum, sqnr
-from pyquant.calibrate import HistogramStatistics, compare, compute_range, linear_histogram, range_to_qparams
+from pyquant.calibrate import (
+    EntropyCalibrator,
+    HistogramStatistics,
+    compare,
+    compute_range,
+    linear_histogram,
+    range_to_qparams,
+)
 from pyquant.calibrate.methods import entropy
 from pyquant.calibrate.tails import HistogramTails, SortedTails
 from pyquant.core.scheme import TensorScheme
@@ -80,6 +88,8 @@ def test_the_optimum_on_raw_numbers_is_that_of_the_plainest_loop() -> None:
 def divergence(bins: list[float], i: int, codes: int) -> float:
     """KL of one candidate, the way the module's docstring tells it, one bin at a time."""
     total = sum(bins)
+    if sum(bins[i:]) > sum(bins[:i]):
+        return math.inf
     p = list(bins[:i])
     p[-1] += sum(bins[i:])
     q = [0.0] * i
@@ -141,6 +151,31 @@ def test_the_search_is_the_documented_one(kind: str) -> None:
     tails = SortedTails(x.abs()[None])
     got = entropy.search(tails, x.abs().max().double().reshape(1, 1), 8)
     assert float(got) == pytest.approx(whole_search(x, 8), rel=1e-12)
+
+
+FAR_FROM_ZERO: dict[str, Callable[[Tensor], Tensor]] = {
+    "5 to 6": lambda u: 5 + u,
+    "1 to 2": lambda u: 1 + u,
+    "beyond a half": lambda u: 0.5 + torch.erfinv(u * 0.999).abs(),
+    "normal around 2.5": lambda u: 2.5 + 0.5 * torch.erfinv(1.998 * u - 0.999),
+    "normal around 20": lambda u: 20 + 5 * torch.erfinv(1.998 * u - 0.999),
+}
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", FAR_FROM_ZERO)
+def test_data_far_from_zero_do_not_become_one_code(kind: str, bits: int, symmetric: bool) -> None:
+    """A bin that holds all that lies within a candidate makes its divergence 0, however much that candidate clips."""
+    x = FAR_FROM_ZERO[kind](torch.rand(1 << 16, generator=torch.Generator().manual_seed(2)))
+    statistics, by_batches = HistogramStatistics(), EntropyCalibrator(bits)
+    for batch in x.split(1 << 14):
+        statistics.observe(batch)
+        by_batches.collect(batch)
+    found = compute_range(statistics, TensorScheme(bits=bits, calibrator="entropy", symmetric=symmetric))
+    for high in (float(found.high), float(by_batches.compute_amax())):
+        assert (x > high).float().mean() < 0.5
+        assert len(torch.unique(torch.round(x.clamp(max=high) / high * (2 ** (bits - 1) - 1)))) > 1
 
 
 def test_half_zeros_do_not_ruin_the_entropy_search(known: dict[str, HistogramStatistics]) -> None:

@@ -277,3 +277,40 @@ def test_a_tied_head_is_stored_once(kind: str, tmp_path: Path, monkeypatch: pyte
     assert torch.equal(theirs.lm_head.weight, model.lm_head.weight)
     with pytest.raises(pyquant.CheckpointError, match=r"missing in the checkpoint lm_head\.weight"):
         pyquant.load_pretrained(tmp_path / "once", build(kind, tie_word_embeddings=False))
+
+
+JOINED = {"Gte": "attention.qkv_proj", "NomicBert": "attn.Wqkv"}  # several layers' weights in the files of floats
+
+
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", "W4A16(group_size=32)"])
+@pytest.mark.parametrize("kind", JOINED)
+def test_layers_whose_floats_are_joined_in_files_are_written_one_by_one(kind: str, scheme: str, tmp_path: Path) -> None:
+    """transformers joins, and takes apart, weights alone; and of floats only."""
+    torch.manual_seed(0)
+    config = getattr(T, f"{kind}Config")(**SMALL, num_attention_heads=4)
+    floats = getattr(T, f"{kind}Model")(config).eval()
+    floats.save_pretrained(tmp_path / "floats")
+    joined = {name for name in names_in(tmp_path / "floats") if JOINED[kind] in name}
+    assert joined
+    made = model = quantised(floats, scheme)
+    for folder in ("codes", "again"):  # of one that was made, and of one that was read
+        model.save_pretrained(tmp_path / folder)
+        assert not any(JOINED[kind] in name for name in names_in(tmp_path / folder))
+        again, log = T.AutoModel.from_pretrained(tmp_path / folder, output_loading_info=True)
+        assert not any(log.values()), log
+        assert layers(again) == layers(model)
+        with torch.no_grad():
+            assert torch.equal(again(IDS)[0], model(IDS)[0])
+        model = again
+    pyquant.dequantize_(made).save_pretrained(tmp_path / "floats again")
+    assert names_in(tmp_path / "floats again") == names_in(tmp_path / "floats")
+    T.AutoModel.from_pretrained(tmp_path / "floats again")
+
+
+def test_codes_that_were_joined_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pyquant let transformers write them: their layers would begin with random weights."""
+    model = quantised(T.GteModel(T.GteConfig(**SMALL, num_attention_heads=4)).eval(), "W4A16(group_size=32)")
+    monkeypatch.setattr("pyquant.integrations.transformers.saving.keep_names", lambda *_: None)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(pyquant.CheckpointError, match=r"qkv_proj.*joined or parted; allowed: layers under the model's"):
+        T.AutoModel.from_pretrained(tmp_path)

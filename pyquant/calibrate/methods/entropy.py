@@ -82,8 +82,8 @@ def linear_counts(side: Tails, limit: Tensor, bins: int) -> tuple[Tensor, Tensor
 
 
 def divergences(counts: Tensor, beyond: Tensor, codes: int) -> Tensor:
-    """KL(P || Q) of the candidates codes, ..., bins; infinite where Q misses what P has. counts float64 [R, bins]
-    and, above the last bin, beyond float64 [R, 1] -> float64 [R, candidates]."""
+    """KL(P || Q) of the candidates codes, ..., bins; infinite where Q misses what P has, and where more numbers lie
+    beyond than within. counts float64 [R, bins] and, above the last bin, beyond float64 [R, 1] -> float64 [R, candidates]."""
     ends = _code_ends(codes, counts.shape[-1]).to(counts.device)  # [candidates, K + 1]
     sums = (_prefix(counts), _prefix((counts > 0).to(torch.float64)), _prefix(_xlogx(counts)))
     candidates = max(1, at_once(counts.device, _AT_ONCE) // (counts.shape[0] * (codes + 1)))
@@ -103,7 +103,8 @@ def _divergences(counts: Tensor, beyond: Tensor, sums: tuple[Tensor, Tensor, Ten
     entropy_p = plogp[:, i] - _xlogx(last) + _xlogx(last + outside)
     cross = (share * log_level).sum(-1) + outside * log_level[..., -1]
     divergence = (entropy_p - cross) / (inside + outside) - (inside + outside).log() + inside.log()
-    impossible = (inside == 0) | ((last == 0) & (outside > 0))
+    # Within one bin P and Q are the same: what clips most of the numbers may well be the least divergence, of one code.
+    impossible = (inside == 0) | ((last == 0) & (outside > 0)) | (outside > inside)
     return torch.where(impossible, torch.inf, divergence)
 
 

@@ -21,6 +21,7 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
+_OF_FLOATS = "_pyquant_conversions_of_floats"
 Maker = Callable[[Callable[[str], Tensor]], dict[str, Tensor]]
 
 
@@ -97,6 +98,45 @@ def layer_names_in_files(model: Any, layers: Iterable[str]) -> dict[str, str]:
         if key != f"{layer}.weight":
             found[layer] = key.removesuffix(".weight")
     return found
+
+
+def keep_names(model: Any, layers: Iterable[str]) -> None:
+    """Have transformers save a model under its own names where it would join the codes of several of these layers, or
+    part those of one: its loading does that to floats alone. What it reads floats by (_weight_conversions) is put aside
+    for names_of_floats."""
+    seen: set[str] = set()
+    for layer in layers:
+        try:
+            keys = revert_weight_conversion(
+                model, {f"{layer}.weight": torch.empty(0, dtype=torch.float32, device="cpu")}
+            )
+        except (RuntimeError, ValueError, KeyError):  # that has no parts to give
+            keys = {}
+        if len(keys) != 1 or seen & keys.keys():
+            model.__dict__.setdefault(_OF_FLOATS, model.__dict__.get("_weight_conversions"))
+            model._weight_conversions = []
+            return
+        seen |= keys.keys()
+
+
+def names_of_floats(model: Any) -> None:
+    """Take back what keep_names did."""
+    if _OF_FLOATS in model.__dict__:
+        model._weight_conversions = model.__dict__.pop(_OF_FLOATS)
+
+
+def takes_apart(model: Any) -> Callable[[str], bool]:
+    """(name of a tensor in a file) -> whether transformers makes other tensors of such a model of it than one."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    state, prefix = set(model.state_dict()), model.base_model_prefix
+
+    def ask(name: str) -> bool:
+        target, pattern = rename_source_key(name, renamings, converters, prefix, dict.fromkeys(state))
+        return pattern is not None and target in state
+
+    return ask
 
 
 def rows_in_files(model: Any, parameter: str, experts: int, rows: int) -> list[tuple[int, str, str, Tensor]] | None:

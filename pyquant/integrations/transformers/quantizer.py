@@ -14,6 +14,7 @@ from transformers.utils.quantization_config import CompressedTensorsConfig
 
 from pyquant.errors import CheckpointError
 from pyquant.integrations.on_the_fly import refuse_offload
+from pyquant.integrations.transformers.conversions import takes_apart
 from pyquant.integrations.transformers.held import forget_sizes, home_of
 from pyquant.integrations.transformers.parallel import cutter
 from pyquant.integrations.transformers.saving import Saves
@@ -56,7 +57,15 @@ class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer): 
             super()._process_model_before_weight_loading(model, **kwargs)
             return
         self._model, tells_sizes = model, isinstance(kwargs.get("device_map"), str)
+        is_joined = takes_apart(model)
         self._takeover = Takeover(model, [Path(file) for file in files], _renamer(model), tells_sizes)
+        joined = [name for name in self._takeover.not_here if is_joined(f"{name}.weight")]
+        if joined:
+            raise CheckpointError(
+                f"layer '{joined[0]}': codes of layers that {type(model).__name__} has otherwise, joined or parted; "
+                "allowed: layers under the model's own names, as pyquant.save_pretrained and this version of pyquant "
+                "write them: save the quantised model again"
+            )
         if self._takeover.not_here:
             _LOGGER.info(f"{type(model).__name__} has no place for the layers {', '.join(self._takeover.not_here)}")
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyquant.integrations.transformers.conversions import keep_names, names_of_floats
 from pyquant.io.pretrained.save import as_compressed_tensors, has_codes
 from pyquant.nn.dequantize import dequantize_
+from pyquant.nn.qembedding import QEmbedding
+from pyquant.nn.qlinear import QLinear
 
 
 class Saves:
@@ -21,7 +24,9 @@ class Saves:
         if not has_codes(model):
             if self.took_over:  # dequantised since
                 model.config.__dict__.pop("quantization_config", None)
+            names_of_floats(model)
             return super().get_state_dict_and_metadata(model)  # type: ignore[misc]
+        keep_names(model, [name for name, module in model.named_modules() if isinstance(module, (QLinear, QEmbedding))])
         tensors, words, keys = as_compressed_tensors(model)
         model.config.quantization_config = words
         if hasattr(model.config, "tie_word_embeddings"):

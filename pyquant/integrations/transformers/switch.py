@@ -8,6 +8,7 @@ from typing import Any, Final
 from transformers import PreTrainedModel
 from transformers.quantizers import auto
 
+from pyquant.integrations.transformers.conversions import names_of_floats
 from pyquant.integrations.transformers.on_the_fly import PyquantConfig, PyquantHfQuantizer
 from pyquant.integrations.transformers.quantizer import (
     CompressedTensorsConfigs,
@@ -44,7 +45,10 @@ def _saving(original: Any) -> Any:
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Lends a quantizer, which knows the tensors, to a model that was quantised without transformers."""
         if getattr(self, "hf_quantizer", None) is not None or not has_codes(self):
-            return original(self, *args, **kwargs)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                names_of_floats(self)
         words = self.config.__dict__
         had = {key: words[key] for key in _WRITTEN if key in words}
         self.hf_quantizer = PyquantHfQuantizer(PyquantConfig(), pre_quantized=False)
@@ -52,6 +56,7 @@ def _saving(original: Any) -> Any:
             return original(self, *args, **kwargs)
         finally:
             del self.hf_quantizer
+            names_of_floats(self)
             for key in _WRITTEN:
                 words.pop(key, None)
             words |= had
