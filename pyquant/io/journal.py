@@ -48,9 +48,10 @@ class Journal:
         try:
             self._fd = os.open(self.path, flags, 0o666)
         except OSError as error:
-            if error.errno != errno.ELOOP:
+            what = {errno.ELOOP: "a link", errno.EISDIR: "a folder"}.get(error.errno or 0)
+            if what is None:
                 raise
-            raise CheckpointError(f"{self.path}: a link; allowed: a regular file, or a new one") from None
+            raise CheckpointError(f"{self.path}: {what}; allowed: a regular file, or a new one") from None
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise CheckpointError(f"{self.path}: not a regular file; allowed: a regular file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -63,7 +64,7 @@ def plan_of(findings: Findings) -> Plan:
         metric=findings.options.metric,
         sensitivity=findings.options.sensitivity,
         algorithm=findings.options.algorithm,
-        max_drop=min(1.0, findings.max_drop or 0.0),
+        max_drop=None if findings.max_drop == math.inf else findings.max_drop,
         never_slower_margin=findings.options.never_slower_margin,
     )
     # about exactly these layers; everything else is left alone

@@ -97,7 +97,7 @@ class Search:
                 self.options.budget,
                 self.options.max_loss,
                 drops,
-                in_rounds=self.options.corner_share is None,
+                in_rounds=self.options.corner_share is None and self.options.algorithm != "exhaustive",
             )
             findings = Findings(
                 switchable=self.switchable,

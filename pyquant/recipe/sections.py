@@ -110,6 +110,7 @@ class SearchParams:
     formats    names as pyquant.search takes them, presets included.
     metric     label-free loss; sensitivity: the metric behind the first tables, '' for the same one.
     algorithm  'dp' solves the problem exactly and refits it to what was measured.
+    max_drop   in the units of the metric; None: no limit.
 
     Example:
         >>> SearchParams().formats
@@ -120,7 +121,7 @@ class SearchParams:
     metric: str = checked("kl", choice(*OUTPUT_METRICS))
     sensitivity: str = checked("", choice("", SCORERS.names))
     algorithm: str = checked("dp", choice(SEARCH_ALGORITHMS.names))
-    max_drop: float = checked(0.01, number(0, 1))
+    max_drop: float | None = checked(0.01, optional(number(0)))
     never_slower_margin: float = checked(0.01, number(0, 1))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from searched import FORMATS, batches, net, search
 from torch import nn
 
 import pyquant
-from pyquant.errors import ArgumentError, InfeasibleError, NonFiniteError, QuantizationWarning
+from pyquant.errors import ArgumentError, CheckpointError, InfeasibleError, NonFiniteError, QuantizationWarning
 from pyquant.mixed_precision import run
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs
@@ -202,6 +204,53 @@ def test_every_algorithm_keeps_the_limit(algorithm: str) -> None:
     plan = search(algorithm=algorithm, max_drop=None, max_loss=1e-2, budget=90)
     assert plan.record.plan.loss <= 1e-2
     assert plan.record.settings["algorithm"] == algorithm
+
+
+@pytest.mark.parametrize("max_drop", [0.05, None])
+def test_exhaustive_needs_as_many_as_there_are(max_drop: float | None) -> None:
+    """Not in each of the rounds that a limit on a metric makes of the budget."""
+    limits = {"max_drop": max_drop, "max_loss": 1e-2}
+    assert len(search(algorithm="exhaustive", budget=81, **limits).record.points) == 81
+    with pytest.raises(ArgumentError, match=r"argument 'budget': got 9; allowed: at least \d\d: all configurations"):
+        search(algorithm="exhaustive", budget=9, **limits)
+
+
+@pytest.mark.parametrize(("max_drop", "saved"), [(2.0, 2.0), (None, None), (math.inf, None), (0.05, 0.05)])
+def test_a_recipe_has_the_limit_of_its_search(max_drop: float | None, saved: float | None, tmp_path: Path) -> None:
+    """Metrics in percent have limits above 1."""
+    plan = search(max_drop=max_drop, max_loss=1e-2, eval_fn=lambda model: 71.5)
+    plan.save(tmp_path / "plan.yaml")
+    read = pyquant.Recipe.load(tmp_path / "plan.yaml").search
+    assert read is not None
+    assert read.max_drop == saved
+
+
+class Broken(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.net, self.factor = net(), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * self.factor
+
+
+@pytest.mark.parametrize("sensitivity", ["kl", "fisher", "hessian", "noise"])
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_a_model_that_gives_no_numbers_is_blamed_itself(factor: float, sensitivity: str) -> None:
+    for run_it in (
+        lambda: search(Broken(factor).eval(), sensitivity=sensitivity),
+        lambda: pyquant.sensitivity(Broken(factor).eval(), batches(), ("float", "int8"), metric=sensitivity),
+    ):
+        with pytest.raises(NonFiniteError, match="argument 'model': got NaN or infinity in its outputs"):
+            run_it()
+
+
+def test_what_is_no_data_and_no_journal_is_named(tmp_path: Path) -> None:
+    for run_it in (pyquant.search, lambda model, x, data, formats, **_: pyquant.sensitivity(model, data, formats)):
+        with pytest.raises(ArgumentError, match="argument 'data': got no batches"):
+            run_it(net(), batches()[0], [], FORMATS, objective="size")
+    with pytest.raises(CheckpointError, match="a folder; allowed: a regular file"):
+        search(journal=tmp_path)
 
 
 def test_the_name_is_the_functions_alone() -> None:

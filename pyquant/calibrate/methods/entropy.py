@@ -83,7 +83,8 @@ def linear_counts(side: Tails, limit: Tensor, bins: int) -> tuple[Tensor, Tensor
 
 def divergences(counts: Tensor, beyond: Tensor, codes: int) -> Tensor:
     """KL(P || Q) of the candidates codes, ..., bins; infinite where Q misses what P has, and where more numbers lie
-    beyond than within. counts float64 [R, bins] and, above the last bin, beyond float64 [R, 1] -> float64 [R, candidates]."""
+    beyond than within. counts float64 [R, bins] and, above the last bin, beyond float64 [R, 1]
+    -> float64 [R, candidates]."""
     ends = _code_ends(codes, counts.shape[-1]).to(counts.device)  # [candidates, K + 1]
     sums = (_prefix(counts), _prefix((counts > 0).to(torch.float64)), _prefix(_xlogx(counts)))
     candidates = max(1, at_once(counts.device, _AT_ONCE) // (counts.shape[0] * (codes + 1)))

@@ -266,7 +266,9 @@ def _first_batches(data: Iterable[Any] | None, num_batches: int | None, static: 
             raise ArgumentError("data", f"None, for {', '.join(static)}", "batches, or dynamic formats (W8A8Dynamic)")
         return []
     batches = list(itertools.islice(arguments.iterable("data", data), limit))
-    if not batches or (num_batches is not None and len(batches) < num_batches):
+    if not batches:
+        raise ArgumentError("data", "no batches", "at least one")
+    if num_batches is not None and len(batches) < num_batches:
         raise ArgumentError("num_batches", limit, f"at most {len(batches)}, the batches that the data has")
     return batches
 

@@ -59,6 +59,10 @@ class LossOfOutputs:
             check_batches(self.batches)
             self._floats = self.switchable.outputs(self.switchable.uniform(0), self.batches)
             self.forward_passes += len(self.batches)
+            for index, outputs in enumerate(self._floats):
+                if not bool(outputs.isfinite().all()):
+                    self._floats = None
+                    raise NonFiniteError("model", f"NaN or infinity in its outputs of batch {index}", "finite outputs")
         return self._floats
 
     def __call__(self, config: Config) -> float:

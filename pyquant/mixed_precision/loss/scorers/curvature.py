@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.mixed_precision.loss.metrics import check_columns
 
 
@@ -64,27 +64,33 @@ def joined(vectors: Sequence[Tensor], rows: int) -> list[Tensor]:
     return list(by_length.values())
 
 
+def _finite(numbers: Tensor) -> Tensor:
+    if not bool(numbers.isfinite().all()):
+        raise NonFiniteError("model", "NaN or infinity in its outputs", "finite outputs")
+    return numbers
+
+
 def _label_loss(outputs: Tensor, generator: torch.Generator) -> Tensor:
     check_columns("kl", outputs.shape[-1])
-    probabilities = torch.softmax(outputs.detach().double(), -1)
+    probabilities = _finite(torch.softmax(outputs.detach().double(), -1))  # of a masked column: 0
     labels = torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
     return F.cross_entropy(outputs.double(), labels, reduction="sum")
 
 
 def _normal_product(outputs: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(outputs.shape, generator=generator, device=outputs.device, dtype=torch.float64)
-    return (noise * outputs.double()).sum()
+    return (noise * _finite(outputs).double()).sum()
 
 
 def _kl_from_itself(outputs: Tensor) -> Tensor:
     check_columns("kl", outputs.shape[-1])
-    log_p = torch.log_softmax(outputs.double(), -1)
+    log_p = torch.log_softmax(_finite(outputs).double(), -1)
     old = log_p.detach()
     return (old.exp() * (old - log_p)).sum()
 
 
 def _squares_from_itself(outputs: Tensor) -> Tensor:
-    return (outputs.double() - outputs.detach().double()).square().sum()
+    return (_finite(outputs).double() - outputs.detach().double()).square().sum()
 
 
 def _signal(outputs: Tensor) -> float:

@@ -16,9 +16,8 @@ def exhaustive(search: Search) -> None:
 
     Raises ArgumentError where they are more than the budget.
     """
-    if search.problem.num_configs > search.measurements.budget:
-        raise ArgumentError(
-            "budget", search.measurements.budget, f"at least {search.problem.num_configs}: all configurations"
-        )
+    needed = search.problem.num_configs - len(search.measurements.losses)
+    if needed > search.measurements.budget:
+        raise ArgumentError("budget", search.measurements.budget, f"at least {needed}: all configurations")
     choices = [np.flatnonzero(row).tolist() for row in search.problem.mask]
     search.measure_all(itertools.product(*choices))

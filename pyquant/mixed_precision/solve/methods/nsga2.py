@@ -11,7 +11,8 @@ from pyquant.mixed_precision.solve.problem import Config, Table
 from pyquant.mixed_precision.solve.solver import Search, search_algorithm
 
 POPULATION: Final = 20
-GENERATIONS: Final = 200  # the budget ends it long before; it ends by itself where nothing new is left
+GENERATIONS: Final = 200  # the budget ends it long before
+IDLE: Final = 5  # generations without a configuration that is new, after which it ends
 
 
 @search_algorithm("nsga2")
@@ -27,14 +28,15 @@ def nsga2(search: Search) -> None:
         from pymoo.operators.mutation.pm import PM
         from pymoo.operators.repair.rounding import RoundingRepair
         from pymoo.operators.sampling.rnd import IntegerRandomSampling
-        from pymoo.optimize import minimize
     except ImportError as error:
         raise UnsupportedError(f"algorithm 'nsga2' needs pymoo: pip install pymoo ({error})") from None
     problem = search.problem
     choices = [np.flatnonzero(row) for row in problem.mask]
+    seen: set[Config] = set()
 
     def objectives(rows: Any) -> Table:
         configs: list[Config] = [tuple(int(c[round(i)]) for c, i in zip(choices, row, strict=True)) for row in rows]
+        seen.update(configs)
         feasible = [c for c in configs if not problem.violations(c)]
         losses = dict(zip(feasible, search.measure(feasible), strict=True))
         return np.array([[problem.cost_of(c), losses.get(c, np.inf)] for c in configs])
@@ -54,4 +56,9 @@ def nsga2(search: Search) -> None:
         mutation=PM(prob=1.0, eta=3.0, vtype=float, repair=RoundingRepair()),
         eliminate_duplicates=True,
     )
-    minimize(Mixed(), algorithm, ("n_gen", GENERATIONS), seed=search.seed)
+    algorithm.setup(Mixed(), termination=("n_gen", GENERATIONS), seed=search.seed)
+    idle = 0
+    while algorithm.has_next() and idle < IDLE:
+        before = len(seen)
+        algorithm.next()
+        idle = idle + 1 if len(seen) == before else 0

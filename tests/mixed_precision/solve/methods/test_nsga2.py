@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 from search_problems import decreasing
@@ -31,6 +32,27 @@ def test_it_gets_better_and_the_model_gets_there_sooner() -> None:
     model = hypervolume([(p.cost, p.loss) for p in search_front(PROBLEM, PROBLEM.loss_of, 20)], corner)
     assert early < late <= model * 1.02
     assert early < model
+
+
+def test_it_ends_where_nothing_new_is_left() -> None:
+    pytest.importorskip("pymoo", reason="pymoo is not installed")
+    problem, generations = decreasing(3), 0
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal generations
+            generations += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    from pymoo.algorithms.moo.nsga2 import NSGA2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NSGA2, "next", counted(NSGA2.next))
+        points = search_front(problem, problem.loss_of, 40, algorithm="nsga2")
+    assert len(points) >= 26  # all but those that are known
+    assert generations < 40
 
 
 def test_seeds_differ() -> None:
