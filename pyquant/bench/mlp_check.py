@@ -69,7 +69,7 @@ def _ready_calls(net: MlpNet, configs: Sequence[Config], rows: Tensor) -> int:
     used = {(joint.layer, joint.own, joint.after) for config in configs for joint in joints(config)}
     ready = [j for j in all_joints(net.layers, from_float=False) if (j.layer, j.own, j.after) in used]
     for joint in ready:
-        y, scale = net.product(joint)(), net.layer(joint).output_scale_
+        y, scale = net.product(joint)(), net.layer(joint).output_scale
         codes = PackedQTensor if y.dtype == torch.uint8 else QTensor
         compare(net, joint, net.ready[joint.layer, joint.own], y if scale is None else codes(y, scale), rows)
     return len(ready)
@@ -109,7 +109,7 @@ def _reference(net: MlpNet, joint: Joint, x: Value, rows: Tensor) -> tuple[Tenso
     elif joint.own == FLOAT:
         inputs = x[rows].double()
     else:  # floats that an integer layer quantises under its own scale
-        scheme, scale = net.input_scheme(joint.own), net.layer(joint).input_scale_
+        scheme, scale = net.input_scheme(joint.own), net.layer(joint).input_scale
         if scheme is None or scale is None:
             raise PyquantError(f"{joint.name}: an integer layer without an input scale")
         low, high = scheme.code_range

@@ -170,7 +170,7 @@ class MlpNet:
         key = (joint.layer, joint.own, joint.after)
         if key not in self._linked:  # its output scale is the very tensor that the next layer knows as its input's
             reader = self._plain[joint.layer + 1, joint.after]
-            self._linked[key] = self._plain[key[:2]].with_outputs(reader.scheme.inputs, reader.input_scale_)
+            self._linked[key] = self._plain[key[:2]].with_outputs(reader.scheme.inputs, reader.input_scale)
         return self._linked[key]
 
     def input_scheme(self, name: str) -> TensorScheme | None:
@@ -226,8 +226,8 @@ class MlpNet:
                 ready[i, FLOAT] = x
                 for name in _INT:
                     reader = self._plain[i, name]
-                    codes = Quantize(reader.input_scale_, scheme=reader.scheme.inputs)(x)
-                    ready[i, name] = codes._replace(scale=reader.input_scale_, zero_point=None)
+                    codes = Quantize(reader.input_scale, scheme=reader.scheme.inputs)(x)
+                    ready[i, name] = codes._replace(scale=reader.input_scale, zero_point=None)
                 x = self._plain[i, FLOAT](x)
         return ready
 

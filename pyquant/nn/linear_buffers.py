@@ -15,6 +15,7 @@ from pyquant.core.dtypes import FLOATS
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.nn import state, weights
+from pyquant.nn.shown import plain
 from pyquant.nn.weight_view import Form
 from pyquant.ops import plan, values
 from pyquant.ops.load import has_kernel
@@ -90,7 +91,7 @@ class LinearBuffers(nn.Module):
                   weights that someone holds then see the new numbers.
         waits     whether the numbers stand in for those of a state_dict that is still to be loaded.
         """
-        checked = {name: state.check(name, tensor, self.state_slots[name]) for name, tensor in tensors.items()}
+        checked = {name: state.check(name, plain(tensor), self.state_slots[name]) for name, tensor in tensors.items()}
         weight = checked.get(self._weight_name)
         if weight is None:
             raise ArgumentError(self._weight_name, "None", self.state_slots[self._weight_name].text)

@@ -16,6 +16,7 @@ from pyquant.nn import state
 from pyquant.ops import values
 
 _SET_DATA: Final = Tensor.data.__set__  # type: ignore[attr-defined]
+_BASE: Final = Tensor._base.__get__  # type: ignore[attr-defined]
 _ASKS_FOR_GRADIENTS: Final = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 
 
@@ -46,6 +47,9 @@ class Shown(Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func == _BASE:  # no part: who follows it comes to an end
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args)
         shown = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Shown)]
         if func in _ASKS_FOR_GRADIENTS and all((*args[1:], *kwargs.values())):
             _refuse_gradient(shown[0].slot, sys._getframe(1))

@@ -138,7 +138,7 @@ def test_fewer_batches_than_usual_are_enough_where_nobody_asks_for_more() -> Non
     ]
     with pytest.raises(pyquant.ArgumentError, match="num_batches"):
         pyquant.sensitivity(model, data, ("fp32", "int8"), num_batches=4)
-    with pytest.raises(pyquant.ArgumentError, match="num_batches"):
+    with pytest.raises(pyquant.ArgumentError, match="argument 'data': got no batches"):
         pyquant.sensitivity(model, [], ("fp32", "int8"))
 
 

@@ -324,3 +324,12 @@ def test_graphs_record_a_shown_scale() -> None:
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for made in (torch.fx.symbolic_trace(model), torch.jit.trace(model, (x,)), exported, compiled):
         assert torch.equal(made(x), wanted)
+
+
+def test_a_base_is_a_plain_tensor_and_compiled_code_takes_what_is_shown() -> None:
+    layer, x = layer_of(), torch.randn(3, 24)
+    base = layer.bias._base
+    assert type(base) is Tensor
+    assert base._base is None
+    compiled = torch.compile(lambda a, b: a + b, backend="eager")
+    assert torch.equal(compiled(x, layer.bias), x + layer.bias)
