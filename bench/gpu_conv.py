@@ -117,7 +117,7 @@ def candidates(
             wanted[kind] = repeated(data_of(layer(given)))
         there, images = moved(layer, device), repeated(data_of(given)).to(device)
         # the layer's own scale: codes of an equal one elsewhere are compared by value, which a graph cannot capture
-        runs[kind] = partial(there, QTensor(images, there.input_scale_) if kind == CODES else images)
+        runs[kind] = partial(there, QTensor(images, there.input_scale) if kind == CODES else images)
     return runs, wanted
 
 
