@@ -16,7 +16,7 @@ from pyquant.nn import state
 from pyquant.ops import values
 
 _SET_DATA: Final = Tensor.data.__set__  # type: ignore[attr-defined]
-_BASE: Final = Tensor._base.__get__  # type: ignore[attr-defined]
+_BASE: Final = Tensor._base.__get__  # type: ignore[union-attr]
 _ASKS_FOR_GRADIENTS: Final = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 
 
