@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from pyquant.nn.linear_state import LinearState
 from pyquant.nn.origin import has_origin
 from pyquant.nn.swap import distinct, swap_modules
 from pyquant.nn.undo import Undo, put, undone_on_error
+from pyquant.nn.whole_layer import WRAPPERS, without
 from pyquant.numerics.activation import ACTIVATIONS
 
 # Markers of a chain of codes and what stands there in a float model.
@@ -39,7 +40,8 @@ def dequantize_(model: nn.Module) -> nn.Module:
            and its bias; activations that fuse_ had moved are modules again; shared layers stay shared, and an embedding
            and a projection of equal weights share them. Hooks and training flags are kept, devices too.
            Every module is of its former class again: subclasses, and what quantize_ or load_pretrained had rewritten
-           (Conv1D, attention, LSTM), where register_linear_form says how; what expose_linears_ had, stays.
+           (Conv1D, attention, LSTM), where register_linear_form says how; what expose_linears_ had, stays. Where
+           inputs were transformed or sorted first (HadamardLinear, a checkpoint with `desc_act`), the weight has that.
     What rounding took is not brought back: the inputs are quantised no more, the weights are those of the codes.
     Transactional: on any exception the model is as before.
     Raises ArgumentError for a model without quantised layers, and for a layer that still lacks its numbers.
@@ -58,9 +60,15 @@ def dequantize_(model: nn.Module) -> nn.Module:
     layers = _layers(model)
     if not any(isinstance(layer, LinearState) for _, layer in layers):
         raise ArgumentError("model", f"a {type(model).__name__} without quantised layers", "one that quantize_ changed")
+    wrappers = distinct(model, lambda name, m: bool(name) and isinstance(m, WRAPPERS) and _is_quantised(m.linear))
     with undone_on_error() as undo:
         put_floats(model, layers, undo)
+        swap_modules(model, [(names, without(m, cast(nn.Module, m.linear))) for names, m in wrappers], undo=undo)
     return model
+
+
+def _is_quantised(layer: object) -> bool:
+    return isinstance(layer, LinearState)
 
 
 def put_floats(
@@ -118,6 +126,7 @@ def float_of(
         module = nn.Sequential(module, _activation(layer))  # its own, not one that fuse_ moved
     if module is not original:  # which has them
         obstacles.carry_hooks(layer, module)
+        obstacles.carry_attributes(layer, module)
     return module.train(layer.training)
 
 

@@ -122,6 +122,7 @@ def twin_of(old: nn.Module, name: str, make: Callable[[nn.Module], nn.Module]) -
     with errors_name(name):
         new = make(old)
     obstacles.carry_hooks(old, new)
+    obstacles.carry_attributes(old, new)
     if origin.has_origin(old):
         origin.remember(new, old)
     return new

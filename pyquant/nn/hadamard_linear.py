@@ -28,9 +28,9 @@ class HadamardLinear(nn.Module):
 
     rotate_ makes it of a Linear with weight W around one with weight W T^-1 (transposed), which is the same function;
     the scale is then the power of two next to 1 / sqrt(block), which the quantiser takes for nothing. quantize_, gptq_,
-    training, search and dequantize_ see that inner layer, `name.linear`. T costs some log2(block) sums an element, in
-    float32. In front of a QLinear with dynamic inputs one kernel transforms and quantises, and the sums are not rounded
-    to the type of x in between; elsewhere T gives the type of x.
+    training and search see that inner layer, `name.linear`; dequantize_ makes a plain Linear of both. T costs some
+    log2(block) sums an element, in float32. In front of a QLinear with dynamic inputs one kernel transforms and
+    quantises, and the sums are not rounded to the type of x in between; elsewhere T gives the type of x.
     Raises ArgumentError for another layer, a block that is no such number, or a scale that is not finite and above 0.
 
     Example:

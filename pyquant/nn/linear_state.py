@@ -21,6 +21,7 @@ from pyquant.nn.weight_view import QWeight, weight_of
 from pyquant.ops import values
 
 Self = TypeVar("Self", bound="LinearState")
+_INPUT_CODES: Final = "input_codes"  # in the metadata of a state_dict
 _OF_CODES: Final = ("weight_scale", "weight_zero_point")  # what codes mean nothing without
 
 
@@ -165,6 +166,9 @@ class LinearState(LinearBuffers):
             return
         if not self.scheme.is_float:
             foreign_saves.refuse(prefix)
+        told = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if told is not None and (codes := self._input_codes()) is not None:
+            told[_INPUT_CODES] = codes
         for name, tensor in self._state().items():
             destination[prefix + name] = tensor if keep_vars else foreign_saves.as_codes(tensor.detach())
 
@@ -195,6 +199,10 @@ class LinearState(LinearBuffers):
             wrong = f"{prefix}{own}: codes without their {prefix}{lacking[0]}"
         elif taken and device.type == "meta" and not assign:
             wrong = f"{place}: is on the meta device; use load_state_dict(..., assign=True)"
+        codes, theirs = self._input_codes(), local_metadata.get(_INPUT_CODES)
+        if not wrong and "input_scale" in taken and codes is not None and theirs is not None and codes != [*theirs]:
+            wrong = f"{prefix}input_scale: of codes from {theirs[0]} to {theirs[1]}; this layer's inputs have "
+            wrong += f"{codes[0]} to {codes[1]}"
         if wrong or not taken:
             error_msgs.extend([wrong] if wrong else [])
             return
@@ -212,6 +220,10 @@ class LinearState(LinearBuffers):
             self._fill(unchanged | moved, in_place=not assign)
         except (PyquantError, KeyError) as error:
             error_msgs.append(f"{place}: {error}")
+
+    def _input_codes(self) -> list[int] | None:
+        """The ends of what the input scale is a scale of; None where there is no such scale."""
+        return [*self.scheme.inputs.code_range] if self.scheme.inputs is not None and self.scheme.is_static else None
 
     def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         storage = self.storage

@@ -29,7 +29,8 @@ HOOKS: Final = (
 
 
 # What a call of a float layer runs; of a convolution the second one computes it, and subclasses and patches replace it.
-_CALLED: Final = ("forward", "_conv_forward")
+_CALLED: Final = ("forward", "_conv_forward", "__call__")
+_CARRIED: Final = "_carried"  # names of attributes that a float layer had beside those of its class
 # The float classes that have a quantised twin.
 KINDS: Final[tuple[type[nn.Module], ...]] = (nn.Linear, nn.Embedding, nn.Conv2d)
 
@@ -171,6 +172,21 @@ def is_watched(module: nn.Module) -> bool:
 def is_watched_value(activation: object) -> bool:
     """is_watched for what may be a function, which nothing watches."""
     return isinstance(activation, nn.Module) and is_watched(activation)
+
+
+def carry_attributes(old: nn.Module, new: nn.Module) -> None:
+    """What was set on a layer beside what its class has (`layer.scaling = 2.0`), for who reads it there; and back."""
+    base: Any = next((kind for kind in KINDS if isinstance(old, kind)), None)
+    known = frozenset() if base is None else _of_class(base)
+    names = vars(old).get(_CARRIED, ()) if base is None else [n for n in vars(old) if n[0] != "_" and n not in known]
+    found = {name: vars(old)[name] for name in names if name in vars(old) and not hasattr(new, name)}
+    new.__dict__ |= found | ({_CARRIED: tuple(found)} if found else {})
+
+
+@cache
+def _of_class(kind: type[nn.Module]) -> frozenset[str]:
+    sizes = (1, 1, 1) if kind is nn.Conv2d else (1, 1)
+    return frozenset(vars(kind(*sizes, device="meta")))
 
 
 def carry_hooks(old: nn.Module, new: nn.Module) -> None:

@@ -13,6 +13,7 @@ import pytest
 import switches
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import pyquant
 from pyquant import W4A8, W8A8
@@ -305,6 +306,35 @@ def test_layers_whose_floats_are_joined_in_files_are_written_one_by_one(kind: st
     pyquant.dequantize_(made).save_pretrained(tmp_path / "floats again")
     assert names_in(tmp_path / "floats again") == names_in(tmp_path / "floats")
     T.AutoModel.from_pretrained(tmp_path / "floats again")
+
+
+@pytest.mark.parametrize("config", [{"*.q_proj": "W8A8Dynamic"}, {"*.v_proj": "W4A16(group_size=32)"}], ids=str)
+@pytest.mark.parametrize("kind", JOINED)
+def test_one_of_several_layers_that_are_joined_is_written_alone(
+    kind: str, config: dict[str, str], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    floats = getattr(T, f"{kind}Model")(getattr(T, f"{kind}Config")(**SMALL, num_attention_heads=4)).eval()
+    model = quantised(floats, config | {"_default": None})
+    model.save_pretrained(tmp_path)
+    again, log = T.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(log.values()), log
+    with torch.no_grad():
+        assert torch.equal(again(IDS)[0], model(IDS)[0])
+
+
+@pytest.mark.parametrize("scheme", ["W4A16(group_size=16)", "W8A16", "W8A8Dynamic"])
+@pytest.mark.parametrize("lost", ["weight_scale", "weight"])
+def test_codes_that_lack_a_part_are_no_float_layer(scheme: str, lost: str, tmp_path: Path) -> None:
+    quantised(build("Llama"), scheme).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.self_attn.q_proj."
+    packed = f"{name}{lost}_packed"
+    del tensors[packed if packed in tensors else f"{name}{lost}"]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(pyquant.CheckpointError, match="q_proj"):
+        T.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_codes_that_were_joined_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -352,6 +352,11 @@ def patched() -> nn.Module:
     return linear
 
 
+class OwnCall(nn.Linear):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) * 5
+
+
 class Standardised(nn.Conv2d):
     """nn.Conv2d's own place for what computes it."""
 
@@ -380,6 +385,7 @@ def tiling() -> nn.Module:
         (patched, "forward of its own"),
         (lambda: Standardised(8, 8, 3), "Standardised with a _conv_forward of its own"),
         (tiling, "Conv2d with a _conv_forward of its own"),
+        (lambda: OwnCall(8, 8), "OwnCall with a __call__ of its own"),
         (lambda: nn.Linear(8, 8).double(), "float64"),
     ],
 )
@@ -603,3 +609,29 @@ def test_nothing_is_left_after_many_conversions() -> None:
     assert in_use() - memory <= 300 * 64, f"{in_use() - memory} bytes more after 300 cycles"
     assert (torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()) == flags
     assert len(source.head._forward_hooks) == 0
+
+
+def test_what_was_set_on_a_layer_is_found_on_its_twin() -> None:
+    """peft's and many a model's own layers keep numbers there, which the module around reads."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj, self.conv = nn.Linear(8, 8), nn.Conv2d(1, 1, 1)
+            self.proj.scaling, self.proj.names, self.conv.gain = 2.0, ["a"], 3.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.proj(x) * self.proj.scaling
+            return self.conv(y[None, None])[0, 0] * self.conv.gain
+
+    model, x = Reads().eval(), torch.randn(4, 8)
+    want, names = model(x), model.proj.names
+    quantised = pyquant.quantize_(copy.deepcopy(model), W8A8Dynamic(), check_speed=False)
+    assert isinstance(quantised.proj, QLinear)
+    assert quantised.proj.scaling == 2.0
+    assert quantised.proj.names == names
+    assert torch.allclose(quantised(x), want, atol=0.2)
+    assert (quantised.proj.in_features, quantised.proj.dtype) == (8, torch.float32)
+    assert pyquant.dequantize_(quantised)(x).shape == want.shape
+    assert type(quantised.proj) is nn.Linear
+    assert quantised.proj.scaling == 2.0

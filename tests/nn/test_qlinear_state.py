@@ -251,3 +251,25 @@ def test_codes_are_not_read_by_the_zero_points_of_others() -> None:
     with pytest.raises(RuntimeError, match="codes without their weight_zero_point"):
         affine.load_state_dict(symmetric.state_dict(), strict=False)
     assert all(torch.equal(t, before[name]) for name, t in affine.state_dict().items())
+
+
+def test_an_input_scale_is_not_read_as_one_of_other_codes() -> None:
+    """The state of 8-bit inputs has the names, types and shapes of that of 4-bit inputs."""
+    x = torch.randn(16, 32)
+    eight, four = (
+        pyquant.quantize_(nn.Sequential(nn.Linear(32, 24)), scheme, data=[x], check_speed=False)
+        for scheme in ("W4A8(group_size=None)", "W4A4(group_size=None)")
+    )
+    for model, other in ((eight, four), (four, eight)):
+        before = model(x)
+        with pytest.raises(
+            RuntimeError, match=r"input_scale: of codes from -\d+ to \d+; this layer's inputs have -\d+ to \d+"
+        ):
+            model.load_state_dict(other.state_dict())
+        assert torch.equal(model(x), before)
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        model.load_state_dict(state)
+        model.load_state_dict(dict(state))  # a plain dict says nothing of it
+        assert torch.equal(model(x), before)

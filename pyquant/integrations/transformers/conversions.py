@@ -15,6 +15,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
+    apply_converters,
     build_glob_alternation,
     dot_natural_key,
     rename_source_key,
@@ -101,22 +102,16 @@ def layer_names_in_files(model: Any, layers: Iterable[str]) -> dict[str, str]:
 
 
 def keep_names(model: Any, layers: Iterable[str]) -> None:
-    """Have transformers save a model under its own names where it would join the codes of several of these layers, or
-    part those of one: its loading does that to floats alone. What it reads floats by (_weight_conversions) is put aside
-    for names_of_floats."""
-    seen: set[str] = set()
-    for layer in layers:
-        try:
-            keys = revert_weight_conversion(
-                model, {f"{layer}.weight": torch.empty(0, dtype=torch.float32, device="cpu")}
-            )
-        except (RuntimeError, ValueError, KeyError):  # that has no parts to give
-            keys = {}
-        if len(keys) != 1 or seen & keys.keys():
-            model.__dict__.setdefault(_OF_FLOATS, model.__dict__.get("_weight_conversions"))
-            model._weight_conversions = []
-            return
-        seen |= keys.keys()
+    """Have transformers save a model under its own names where it would join the codes of some of these layers with
+    others, part them, or turn them: its loading does that to floats alone. What it reads floats by
+    (_weight_conversions) is put aside for names_of_floats."""
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:
+        conversions = get_model_conversion_mapping(model, add_legacy=False)
+    converters = [one.reverse_transform() for one in reversed(conversions) if isinstance(one, WeightConverter)]
+    if any(apply_converters(f"{layer}.weight", converters)[1] is not None for layer in layers):
+        model.__dict__.setdefault(_OF_FLOATS, model.__dict__.get("_weight_conversions"))
+        model._weight_conversions = []
 
 
 def names_of_floats(model: Any) -> None:

@@ -59,7 +59,12 @@ class Reader:
         self._narrow = frozenset(str(one) for one in narrow) if isinstance(narrow, list) else frozenset()
 
     def layers(self) -> dict[str, frozenset[str]]:
-        return owned_by(self.source, "weight_scale", _SUFFIXES)
+        owned = owned_by(self.source, "weight_scale", _SUFFIXES)
+        for key in self.source:  # of which nobody else knows what it is
+            layer, _, suffix = key.rpartition(".")
+            if suffix == "weight_packed" and layer not in owned:
+                raise CheckpointError(f"layer '{layer}': packed codes without 'weight_scale'; allowed: with it")
+        return owned
 
     def dropped(self) -> frozenset[str]:
         if not self.options.drop_kv_cache_scheme:
