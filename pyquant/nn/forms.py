@@ -25,7 +25,7 @@ from pyquant.nn.undo import Undo
 
 Form = Callable[[Any], nn.Module]
 Back = Callable[[Any, Any], Any]
-_MARK: Final = "pyquant_form_of"  # attribute of a form: the name of the class that it stands for
+_MARK: Final = "_pyquant_form_of"  # attribute of a form: the name of the class that it stands for
 
 
 def _transposed(module: Any) -> nn.Linear:

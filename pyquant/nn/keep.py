@@ -18,7 +18,7 @@ TRAINED: Final = "trainable in a model whose other weights are frozen"
 HEAD: Final = "an output head, left in floating point unless heads=True or its name is in the config"
 ROUTER: Final = "a router, whose last bits decide which expert a token takes: left in floating point unless named"
 TIED: Final = "tied to an output head that stays in floating point"
-_LEFT: Final = "pyquant_left"
+_LEFT: Final = "_pyquant_left"
 # Share of the weights that must be frozen for the rest to count as adapters, which are small. A detector's frozen
 # backbone is not that much: 57 % in DETR with a ResNet-50, 71 % with a ResNet-101.
 MOSTLY: Final = 0.8

@@ -9,7 +9,7 @@ from torch import nn
 from pyquant.nn import obstacles
 from pyquant.nn.linear_state import LinearState
 
-_MARK: Final = "pyquant_origin"
+_MARK: Final = "_pyquant_origin"
 _VIEWS: Final = ("_flat_weights", "_flat_weight_refs")  # of nn.LSTM and nn.GRU: the parameters once more
 
 

@@ -216,7 +216,7 @@ def test_an_error_half_way_leaves_the_quantised_model(monkeypatch: pytest.Monkey
 def test_no_float_weight_is_kept_alive() -> None:
     model = nn.Sequential(nn.LSTM(32, 16), nn.MultiheadAttention(32, 4), Subclass(32, 32))
     quantised(model)
-    shells = [m.__dict__["pyquant_origin"] for m in model.modules() if "pyquant_origin" in m.__dict__]
+    shells = [m.__dict__["_pyquant_origin"] for m in model.modules() if "_pyquant_origin" in m.__dict__]
     assert len(shells) == 3
     for shell in shells:
         assert not list(shell.parameters())

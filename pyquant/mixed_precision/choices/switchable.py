@@ -225,7 +225,10 @@ class SwitchableModel:
     def call(self, batch: Any) -> Tensor:
         """The output tensor of the model, as it is now, for one batch; the caller decides about gradients."""
         args, kwargs = self.inputs(batch)
-        return self._to_output(self.model(*args, **kwargs))
+        output = self._to_output(self.model(*args, **kwargs))
+        if not isinstance(output, Tensor):
+            raise ArgumentError("to_output", f"a function that returned a {type(output).__name__}", "one of a tensor")
+        return output
 
     def outputs(self, config: Config, batches: Iterable[Any] | None = None) -> list[Tensor]:
         """The outputs of a configuration for the batches (None: those kept), without gradients."""
