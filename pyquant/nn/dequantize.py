@@ -41,7 +41,8 @@ def dequantize_(model: nn.Module) -> nn.Module:
            and a projection of equal weights share them. Hooks and training flags are kept, devices too.
            Every module is of its former class again: subclasses, and what quantize_ or load_pretrained had rewritten
            (Conv1D, attention, LSTM), where register_linear_form says how; what expose_linears_ had, stays. Where
-           inputs were transformed or sorted first (HadamardLinear, a checkpoint with `desc_act`), the weight has that.
+           inputs were transformed or sorted first (HadamardLinear, a checkpoint with `desc_act`), the weight has that,
+           also where the layer behind is a float one.
     What rounding took is not brought back: the inputs are quantised no more, the weights are those of the codes.
     Transactional: on any exception the model is as before.
     Raises ArgumentError for a model without quantised layers, and for a layer that still lacks its numbers.
@@ -58,17 +59,17 @@ def dequantize_(model: nn.Module) -> nn.Module:
     if isinstance(model, LinearState):
         raise ArgumentError("model", f"a {type(model).__name__} itself", "a module that contains layers; use to_float")
     layers = _layers(model)
-    if not any(isinstance(layer, LinearState) for _, layer in layers):
+    wrappers = distinct(model, lambda name, m: bool(name) and isinstance(m, WRAPPERS) and _becomes_float(m.linear))
+    if not wrappers and not any(isinstance(layer, LinearState) for _, layer in layers):
         raise ArgumentError("model", f"a {type(model).__name__} without quantised layers", "one that quantize_ changed")
-    wrappers = distinct(model, lambda name, m: bool(name) and isinstance(m, WRAPPERS) and _is_quantised(m.linear))
     with undone_on_error() as undo:
         put_floats(model, layers, undo)
         swap_modules(model, [(names, without(m, cast(nn.Module, m.linear))) for names, m in wrappers], undo=undo)
     return model
 
 
-def _is_quantised(layer: object) -> bool:
-    return isinstance(layer, LinearState)
+def _becomes_float(layer: object) -> bool:
+    return isinstance(layer, LinearState) or type(layer) is nn.Linear
 
 
 def put_floats(

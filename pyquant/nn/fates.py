@@ -15,7 +15,7 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles, origin
 from pyquant.nn.forms import has_form
-from pyquant.nn.indivisible import fitted
+from pyquant.nn.indivisible import fitted, overflow
 from pyquant.nn.keep import Kept, remember
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.match import Decision, FqnConfig
@@ -87,6 +87,10 @@ def fate_of(site: Site, said: Said, on_indivisible: str, kept: Mapping[int, Kept
     if left is not None and not (said.is_own and said.kinds & set(PATTERNS if left.is_head else ("name",))):
         return fate.staying(left.reason)
     scheme, note = fitted(said.layer.scheme, site.module, on_indivisible, site.names[0])
+    if scheme is not None and (reason := overflow(scheme, site.module)):
+        if fate.is_named:
+            raise ArgumentError("model", f"layer '{site.names[0]}': {reason}", "a scheme without integer activations")
+        return fate.staying(reason)
     return fate.staying(note) if scheme is None else replace(fate, layer=replace(said.layer, scheme=scheme), note=note)
 
 

@@ -1,6 +1,7 @@
 """Other libraries' savers are refused: they would write integer codes under the names of float weights.
 
-Such a file loads without an error, as a model of garbage. A saver asks every layer for its state, so a layer that holds
+Such a file loads without an error, as a model of garbage; and so does that of a layer whose inputs are transformed
+first. A saver asks every layer for its state, so a layer that holds
 codes looks at who is asking. Who asks is found in the call stack: it needs none of these libraries, works for a layer
 inside of any wrapper, and leaves nothing in the model that a copy or a pickle would have to carry. The other way round,
 codes of a state_dict refuse to be loaded into float layers.
@@ -55,15 +56,20 @@ def are_left_out() -> bool:
     return _saving.leaves_codes_out
 
 
-def refuse(prefix: str) -> None:
-    """Raise UnsupportedError where another library's saver asks for the state of a layer that holds codes."""
+CODES: Final = "the integer codes of layer '{}' as if they were its float weights"
+TURNED: Final = "layer '{}' without what is done to its inputs, under names that its class does not have"
+
+
+def refuse(prefix: str, what: str = CODES) -> None:
+    """Raise UnsupportedError where another library's saver asks for the state of a layer that only pyquant can read
+    back. what: CODES or TURNED."""
     saver = None if torch.compiler.is_compiling() else _saver()
     if saver is not None:
         library, function = saver
         raise UnsupportedError(
-            f"{function} of {library} would write the integer codes of layer '{prefix.removesuffix('.')}' as if "
-            "they were its float weights; call pyquant.save_pretrained(model, directory) instead (model: the module "
-            "that was quantised), or pyquant.dequantize_(model) first"
+            f"{function} of {library} would write {what.format(prefix.removesuffix('.'))}; call "
+            "pyquant.save_pretrained(model, directory) instead (model: the module that was quantised), or "
+            "pyquant.dequantize_(model) first"
         )
 
 

@@ -13,6 +13,7 @@ from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn import foreign_saves
 from pyquant.nn.linear_call import needs_derivative
 from pyquant.nn.linear_state import traced
 from pyquant.nn.qlinear import QLinear
@@ -87,6 +88,10 @@ class HadamardLinear(nn.Module):
             return inner(transform(x.float(), self.block, self.scale), residual).to(x.dtype)
         codes = ops.hadamard_quantize(x, self.block, inputs.symmetric, *inputs.code_range, self.scale)
         return inner._multiply_tokens(*codes, residual, x.dtype)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        foreign_saves.refuse(prefix, foreign_saves.TURNED)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     @property
     def weight(self) -> Tensor:

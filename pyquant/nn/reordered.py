@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.core.dtypes import describe
 from pyquant.errors import ArgumentError
+from pyquant.nn import foreign_saves
 from pyquant.nn.qlinear import QLinear
 
 
@@ -44,6 +45,10 @@ class Reordered(nn.Module):
             raise ArgumentError("x", "None", f"a float tensor [..., {self.in_features}]")
         taken = x.index_select(-1, self.order)
         return self.linear(taken) if residual is None else self.linear(taken, residual)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        foreign_saves.refuse(prefix, foreign_saves.TURNED)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     @property
     def weight(self) -> Tensor:

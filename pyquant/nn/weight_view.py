@@ -120,6 +120,8 @@ class QWeight(Tensor):
     ) -> QWeight:
         self: QWeight = Tensor._make_wrapper_subclass(cls, form.shape(rows), dtype=dtype, device=storage.device)  # type: ignore[attr-defined]
         self.storage_, self.scale_, self.zero_point_, self.form = storage, scale, zero_point, form
+        # `linear.weight.data = it`, DLPack and C++ that reads it past Python raise instead of following a null pointer
+        torch._C._set_throw_on_mutable_data_ptr(self)  # type: ignore[attr-defined]
         return self
 
     def dequantize(self) -> Tensor:  # type: ignore[override]
@@ -202,6 +204,14 @@ class QWeight(Tensor):
         return rows.reshape(*indices.shape, self.form.columns)
 
     # ---- reading it out past the dispatcher
+
+    def data_ptr(self) -> int:
+        """The address of the codes, which tells two weights apart; floats have none."""
+        return self.storage_.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The storage of the codes."""
+        return self.storage_.untyped_storage()
 
     def numpy(self, *, force: bool = False) -> Any:
         """The numbers as an array."""

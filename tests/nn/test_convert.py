@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 
 import pyquant
-from pyquant.core.presets import FP16, W4A8, W8A8, W8A16, W4A8Dynamic, W8A8Dynamic
+from pyquant.core.presets import FP16, W4A8, W4A16, W8A8, W8A16, W4A8Dynamic, W8A8Dynamic
 from pyquant.nn import convert, parents, swap
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.qembedding import QEmbedding
@@ -446,6 +446,25 @@ def test_wrong_arguments(call: Callable[[], Any], argument: str) -> None:
         call()
     assert caught.value.argument == argument
     assert caught.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("scheme", "limit"), [(W8A8Dynamic(), 132104), (W8A8Dynamic(symmetric_inputs=False), 65793), (W4A16(), 0)]
+)
+def test_rows_whose_sums_might_overflow_stay_and_are_named(scheme: pyquant.QScheme, limit: int) -> None:
+    """One wide layer stopped the whole model."""
+    k = limit + 1 if limit else 132105
+    model = nn.Sequential(nn.Linear(k, 1), nn.Linear(8, 8)).eval()
+    if not limit:
+        assert isinstance(pyquant.quantize_(model, scheme, check_speed=False)[0], QLinear)
+        return
+    with pytest.warns(pyquant.QuantizationWarning, match=rf"K = {k} is above {limit}, beyond which an int32"):
+        pyquant.quantize_(model, scheme, check_speed=False)
+    assert [type(m) for m in model] == [nn.Linear, QLinear]
+    with pytest.raises(pyquant.ArgumentError, match=rf"layer '0': K = {k} is above {limit}"):
+        pyquant.quantize_(nn.Sequential(nn.Linear(k, 1)), {"0": scheme})
+    fits = pyquant.quantize_(nn.Sequential(nn.Linear(limit, 1)), scheme, check_speed=False)
+    assert isinstance(fits[0], QLinear)
 
 
 def test_a_layer_that_holds_nan_is_named() -> None:

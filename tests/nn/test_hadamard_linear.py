@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from pathlib import Path
 
 import accept
@@ -14,6 +15,7 @@ import pyquant
 from pyquant import HadamardLinear, QLinear, QTensor, W4A4Dynamic, W8A8Dynamic, numerics
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import load_checkpoint, save_checkpoint
+from pyquant.nn.reordered import Reordered
 from pyquant.numerics.hadamard import hadamard_transform
 
 
@@ -138,6 +140,28 @@ def test_dequantize_gives_a_float_model() -> None:
     assert set(model.state_dict()) == set(build().state_dict())
     torch.testing.assert_close(model[2].weight, want)
     torch.testing.assert_close(model(X), build()(X), rtol=0.05, atol=0.05)
+
+
+def test_dequantize_takes_the_transform_out_of_a_float_model_too() -> None:
+    model = wrapped()
+    want = model(X)
+    pyquant.dequantize_(model)
+    assert type(model[2]) is nn.Linear
+    assert set(model.state_dict()) == set(build().state_dict())
+    torch.testing.assert_close(model(X), want)
+    half = pyquant.quantize_(wrapped(), {"0": W8A8Dynamic()})
+    assert [type(m).__name__ for m in pyquant.dequantize_(half)] == ["Linear", "GELU", "Linear"]
+
+
+@pytest.mark.parametrize("kind", ["float", "sorted"])
+def test_other_savers_are_refused_as_their_file_would_lack_the_transform(kind: str) -> None:
+    model = wrapped() if kind == "float" else nn.Sequential(Reordered(nn.Linear(4, 4), torch.tensor([1, 0, 3, 2])))
+    module = types.ModuleType("transformers.modeling_utils")
+    exec("def save_pretrained(m): return m.state_dict()", module.__dict__)
+    with pytest.raises(pyquant.UnsupportedError, match=r"without what is done to its inputs.*pyquant\.save_pretrained"):
+        module.save_pretrained(model)
+    assert model.state_dict()
+    module.save_pretrained(pyquant.dequantize_(model))
 
 
 def test_it_is_saved_and_loaded(tmp_path: Path) -> None:

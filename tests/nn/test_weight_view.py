@@ -187,6 +187,16 @@ def test_writing_is_refused_and_changes_nothing() -> None:
         assert torch.equal(q.weight.clone(), before)
 
 
+def test_what_reads_memory_past_python_finds_no_floats_there_and_says_so() -> None:
+    """torch.utils.dlpack followed a null pointer."""
+    q, other = layer(W8A8Dynamic()), layer(W8A8Dynamic())
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        torch.utils.dlpack.to_dlpack(q.weight)
+    assert torch.equal(torch.from_dlpack(q.weight), q.weight.dequantize())
+    assert q.weight.data_ptr() == q.weight.detach().data_ptr() == q.weight.untyped_storage().data_ptr() != 0
+    assert q.weight.data_ptr() != other.weight.data_ptr()
+
+
 def test_a_power_of_two_in_place_goes_into_the_scales() -> None:
     for q in layers():
         x = torch.randint(11, (3,)) if isinstance(q, pyquant.QEmbedding) else None
