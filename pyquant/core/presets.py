@@ -173,12 +173,17 @@ def scheme_from_name(text: str) -> QScheme:
     """
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", text) if isinstance(text, str) else None
     if match is None or match[1] not in PRESETS:
+        name, bracket, _ = str(text).strip().partition("(")
+        if match is None and bracket and name.strip() in PRESETS:
+            raise SchemeError("scheme", repr(text)[:120], f"options between one pair of brackets: {name}(option=value)")
         hint = did_you_mean((match or re.match(r"(.*)", str(text)))[1], PRESETS)  # type: ignore[index]
         raise SchemeError("scheme", repr(text)[:120], ", ".join(PRESETS) + hint)
     arguments: dict[str, Any] = {}
     for part in (p.strip() for p in (match[2] or "").split(",")):
         if part:
             key, _, value = (p.strip() for p in part.partition("="))
+            if key in arguments:
+                raise SchemeError("scheme", repr(text)[:120], f"every option once, and {key} stands there twice")
             arguments[key] = _value(text, value)
     try:
         return PRESETS[match[1]](**arguments)

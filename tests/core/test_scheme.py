@@ -182,6 +182,19 @@ def test_what_is_not_defined_is_refused_by_name(case: int) -> None:
     assert caught.value.allowed
 
 
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("W4A8(group_size=32", "one pair of brackets: W4A8"),
+        ("W4A8(group_size=32))", "one pair of brackets: W4A8"),
+        ("W4A8(group_size=32, group_size=64)", "group_size stands there twice"),
+    ],
+)
+def test_what_is_wrong_in_a_text_is_said(text: str, allowed: str) -> None:
+    with pytest.raises(SchemeError, match=allowed):
+        scheme_from_name(text)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),

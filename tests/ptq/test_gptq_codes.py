@@ -66,6 +66,8 @@ BAD = {
     "inputs  ": {"inputs": torch.ones(3, 15)},
     "inputs   ": {"inputs": torch.ones(3, 16, dtype=torch.int8)},
     "hessian": {"inputs": None, "hessian": torch.ones(16, 15)},
+    "hessian ": {"inputs": None, "hessian": torch.eye(16) + torch.ones(16, 16).triu()},
+    "hessian  ": {"inputs": None, "hessian": -torch.eye(16) * 5},
     "damp": {"damp": 0.0},
     "act_order": {"act_order": None},
     "weight": {"weight": WEIGHT[0]},

@@ -84,6 +84,8 @@ def gptq_codes(
         raise ArgumentError("hessian", describe(moments), f"a float tensor [{k}, {k}]: weight is {list(weight.shape)}")
     if not bool(moments.isfinite().all()):
         raise NonFiniteError("inputs" if hessian is None else "hessian", "NaN or infinity", "finite numbers")
+    if hessian is not None:
+        _check_moments(hessian)
     zero = None if scheme.symmetric else zero_point
     steps, zeros = scale, zero
     if scale.dim() < 2 and scale.numel() == 1:
@@ -91,8 +93,30 @@ def gptq_codes(
         zeros = None if zero is None else zero.reshape(1).expand(weight.shape[0])
     qmin, qmax = scheme.code_range
     moments = moments.detach().to(weight.device)
-    codes = column_codes(weight, moments, steps, zeros, qmin=qmin, qmax=qmax, damp=damp, act_order=act_order)
+    try:
+        codes = column_codes(weight, moments, steps, zeros, qmin=qmin, qmax=qmax, damp=damp, act_order=act_order)
+    except ArgumentError:
+        if hessian is not None:
+            _check_eigenvalues(hessian)
+        raise
     return codes, scale, zero
+
+
+_MOMENTS: Final = "the sum of x x^T over inputs x: symmetric, without negative eigenvalues"
+
+
+def _check_moments(hessian: Tensor) -> None:
+    """Raise ArgumentError for what is not symmetric, but for rounding; triangles would be of one half of it."""
+    exact = hessian.detach().double()
+    if exact.numel() and float((exact - exact.t()).abs().max()) > 1e-3 * float(exact.abs().max()):
+        raise ArgumentError("hessian", "a matrix that is not symmetric", _MOMENTS)
+
+
+def _check_eigenvalues(hessian: Tensor) -> None:
+    """Raise ArgumentError where an eigenvalue is negative beyond rounding. It takes ten times as long as the triangles."""
+    values = torch.linalg.eigvalsh(hessian.detach().double())
+    if float(values[0]) < -1e-3 * float(values.abs().max()):
+        raise ArgumentError("hessian", f"a matrix with the eigenvalue {float(values[0]):.3g}", _MOMENTS)
 
 
 def _check_scale(weight: Tensor, scheme: TensorScheme, scale: Tensor, zero_point: Tensor | None) -> None:
