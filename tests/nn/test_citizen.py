@@ -154,8 +154,11 @@ def test_an_ensemble_under_vmap(scheme: pyquant.QScheme) -> None:
     models = [nn.Sequential(q), nn.Sequential(other(q))]
     parameters, buffers = stack_module_state(models)
     x = torch.randn(3, 32)
-    y = vmap(lambda p, b: functional_call(models[0], (p, b), (x,)))(parameters, buffers)
-    assert torch.equal(y, torch.stack([m(x) for m in models]))
+    want = torch.stack([m(x) for m in models])
+    for shell in (models[0], copy.deepcopy(models[0]).to("meta")):  # without weights of its own, as torch's tutorial has it
+        y = vmap(lambda p, b, shell=shell: functional_call(shell, (p, b), (x,)))(parameters, buffers)
+        assert torch.equal(y, want)
+    assert torch.equal(functional_call(shell, {n: t[1] for n, t in {**parameters, **buffers}.items()}, (x,)), want[1])
 
 
 @pytest.mark.parametrize("scheme", SOME, ids=str)
