@@ -16,6 +16,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn import foreign_saves
 from pyquant.nn.linear_call import needs_derivative
 from pyquant.nn.linear_state import traced
+from pyquant.nn.nested import each_token
 from pyquant.nn.qlinear import QLinear
 from pyquant.numerics.hadamard import base_of, hadamard_transform, largest_block, power_scale
 
@@ -78,6 +79,8 @@ class HadamardLinear(nn.Module):
             raise ArgumentError("x", got, f"a float tensor [..., {self.in_features}]")
         if residual is not None and not isinstance(residual, Tensor):
             raise ArgumentError("residual", arguments.shown(residual), "a Tensor or None")
+        if x.is_nested:
+            return each_token(self, x, residual)
         inner, has_kernel = self.linear, runs_kernel(x, residual)
         transform = ops.hadamard_transform if has_kernel else hadamard_transform
         inputs = quantised_here(inner, x)

@@ -20,6 +20,7 @@ from pyquant.nn import kernel_info as info
 from pyquant.nn import reference, straight_through, weights
 from pyquant.nn.linear_codes import LinearCodes
 from pyquant.nn.linear_state import traced
+from pyquant.nn.nested import each_token
 from pyquant.nn.obstacles import is_watched
 from pyquant.ops import tuned
 from pyquant.ops.transforms import autocast
@@ -55,6 +56,8 @@ class LinearCall(LinearCodes):
     def _forward_general(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
         if isinstance(x, Proxy):
             return traced(self, x, residual)
+        if isinstance(x, Tensor) and x.is_nested:
+            return each_token(self, x, residual)
         self._check_ready(x, residual)
         try:
             gives_numbers = self.scheme.is_integer and not self._gives_codes

@@ -230,7 +230,7 @@ class LinearState(LinearBuffers):
         probe = fn(torch.empty(0, dtype=self.dtype, device=storage.device))
         if storage.is_meta and not probe.is_meta:  # to_empty: as the constructor makes it, until a state is loaded
             self._fill(state.fresh(self.state_slots, probe.device), waits=True)
-        elif probe.device == storage.device or probe.is_meta:  # whose layout stays: functional_call gives it others' codes
+        elif probe.device == storage.device or probe.is_meta:  # its layout stays, for functional_call
             for name, tensor in self._buffers.items():
                 if tensor is not None:
                     self._buffers[name] = state.same_type(fn, tensor)

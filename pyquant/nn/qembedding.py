@@ -14,6 +14,7 @@ from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import state, weights
 from pyquant.nn.linear_state import LinearState, traced
+from pyquant.nn.nested import each_token
 
 ROWS: Final = TensorScheme(bits=8, granularity="per_channel")
 
@@ -99,6 +100,8 @@ class QEmbedding(LinearState):
             return traced(self, x)  # type: ignore[no-any-return]
         if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
             raise ArgumentError("input", describe(x), "an int64 or int32 tensor of indices")
+        if x.is_nested:
+            return each_token(self, x)
         codes = self.codes
         if x.device != codes.device:
             raise ArgumentError("input", f"device {x.device}", f"device {codes.device}, where the layer is")

@@ -139,13 +139,13 @@ class QLinear(LinearCall):
         Gradients flow to float x (straight through the rounding; where a static range clips, none) and to residual.
         Raises ArgumentError, UnsupportedError.
         """
-        if self._is_direct and isinstance(x, Tensor):
+        if self._is_direct and isinstance(x, Tensor) and not x.is_nested:
             try:
                 if not x.requires_grad and residual is input is None and forward_ad._current_level < 0:
                     return _qlinear(x, self._buffers["storage"], None, self._spec)
             except OP_ERRORS as error:
                 self._explain(error, x)
-        elif self._how is not None and isinstance(x, Tensor) and not torch.compiler.is_compiling():
+        elif self._how is not None and isinstance(x, Tensor) and not (x.is_nested or torch.compiler.is_compiling()):
             # Graphs have the op of which compilers know the epilogue, and whose derivative there is. Columns are
             # counted here: of int4, two a byte, the op could not tell one less than there are.
             try:

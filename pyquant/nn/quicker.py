@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.nn.dequantize import float_of
+from pyquant.nn.nested import tokens_of
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.speed import best_of, each_call, in_banks
 from pyquant.nn.whole_layer import WRAPPERS, without
@@ -133,6 +134,7 @@ def _calls_of(model: nn.Module, examples: Sequence[object]) -> dict[str, _Seen]:
         elif any(value is not None for value in more):
             seen.left = "adds a residual itself"
         else:
+            x = tokens_of(x)
             key = (x.shape, x.stride(), x.dtype)
             seen.shapes[key] = seen.shapes.get(key, 0) + 1
 

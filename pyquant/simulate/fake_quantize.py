@@ -12,6 +12,7 @@ from pyquant import ops
 from pyquant.calibrate import Range, RangeStatistics, new_statistics, range_to_qparams
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.nested import each_token
 from pyquant.nn.state import same_type
 from pyquant.simulate import torch_operators
 
@@ -65,6 +66,8 @@ class FakeQuantize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x float [..., K] -> the same shape and type: scale * (code - zero_point)."""
+        if x.is_nested:
+            return each_token(self, x)
         if self.statistics is not None:
             self.statistics.observe(x.detach())
             return x

@@ -155,7 +155,10 @@ def test_an_ensemble_under_vmap(scheme: pyquant.QScheme) -> None:
     parameters, buffers = stack_module_state(models)
     x = torch.randn(3, 32)
     want = torch.stack([m(x) for m in models])
-    for shell in (models[0], copy.deepcopy(models[0]).to("meta")):  # without weights of its own, as torch's tutorial has it
+    for shell in (
+        models[0],
+        copy.deepcopy(models[0]).to("meta"),
+    ):  # without weights of its own, as torch's tutorial has it
         y = vmap(lambda p, b, shell=shell: functional_call(shell, (p, b), (x,)))(parameters, buffers)
         assert torch.equal(y, want)
     assert torch.equal(functional_call(shell, {n: t[1] for n, t in {**parameters, **buffers}.items()}, (x,)), want[1])

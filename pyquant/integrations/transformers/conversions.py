@@ -15,7 +15,6 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
-    apply_converters,
     build_glob_alternation,
     dot_natural_key,
     rename_source_key,
@@ -109,7 +108,7 @@ def keep_names(model: Any, layers: Iterable[str]) -> None:
     if conversions is None:
         conversions = get_model_conversion_mapping(model, add_legacy=False)
     converters = [one.reverse_transform() for one in reversed(conversions) if isinstance(one, WeightConverter)]
-    if any(apply_converters(f"{layer}.weight", converters)[1] is not None for layer in layers):
+    if any(rename_source_key(f"{layer}.weight", [], converters)[1] is not None for layer in layers):
         model.__dict__.setdefault(_OF_FLOATS, model.__dict__.get("_weight_conversions"))
         model._weight_conversions = []
 

@@ -87,7 +87,7 @@ def styles_of(model: Any, names: list[str] | None = None) -> dict[str, Any]:
 
 def _style_of(model: Any, name: str) -> str | None:
     """What the plan of the model says about a module."""
-    from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
+    from transformers.distributed.tensor_parallel import replace_layer_number_by_wildcard
 
     plan: dict[str, str] = model.tp_plan or {}
     return plan.get(replace_layer_number_by_wildcard(name))

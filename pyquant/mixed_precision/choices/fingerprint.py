@@ -39,6 +39,8 @@ def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: obj
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, Tensor) and value.is_nested:
+        value = value.unbind()
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)} {digest(value.detach().cpu().contiguous())}"
     if isinstance(value, Mapping):

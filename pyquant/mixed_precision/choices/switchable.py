@@ -228,6 +228,8 @@ class SwitchableModel:
         output = self._to_output(self.model(*args, **kwargs))
         if not isinstance(output, Tensor):
             raise ArgumentError("to_output", f"a function that returned a {type(output).__name__}", "one of a tensor")
+        if output.is_nested:
+            raise ArgumentError("to_output", "an output that is a nested tensor", "a function that takes its values()")
         return output
 
     def outputs(self, config: Config, batches: Iterable[Any] | None = None) -> list[Tensor]:

@@ -113,7 +113,7 @@ def _check_moments(hessian: Tensor) -> None:
 
 
 def _check_eigenvalues(hessian: Tensor) -> None:
-    """Raise ArgumentError where an eigenvalue is negative beyond rounding. It takes ten times as long as the triangles."""
+    """Raise ArgumentError where an eigenvalue is negative beyond rounding; slow: the triangles come first."""
     values = torch.linalg.eigvalsh(hessian.detach().double())
     if float(values[0]) < -1e-3 * float(values.abs().max()):
         raise ArgumentError("hessian", f"a matrix with the eigenvalue {float(values[0]):.3g}", _MOMENTS)

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import pytest
+from house.test_imports import OF_TRANSFORMERS
 
 pytestmark = pytest.mark.nightly
 pytest.importorskip("vllm", reason="vLLM is in an environment of its own: make nightly-vllm")
@@ -60,6 +61,13 @@ def test_it_can_be_left_out(variables: dict[str, str]) -> None:
     found, _ = plugins_of(**variables)
     assert found["methods"] == 0
     assert not any(name in names for names in found["names"].values() for name in OURS.values())
+
+
+def test_vllms_transformers_has_the_names_that_pyquant_takes() -> None:
+    for name in OF_TRANSFORMERS.split():
+        module, _, attribute = f"transformers.{name}".rpartition(".")
+        found = importlib.import_module(module)
+        assert hasattr(found, attribute) or importlib.import_module(f"{module}.{attribute}"), name
 
 
 def test_every_method_that_vllm_calls_takes_what_vllms_own_class_takes() -> None:
