@@ -11,6 +11,7 @@ from pyquant.core import arguments
 from pyquant.core.dtypes import describe
 from pyquant.errors import ArgumentError
 from pyquant.nn import foreign_saves
+from pyquant.nn.nested import each_token
 from pyquant.nn.qlinear import QLinear
 
 
@@ -43,6 +44,8 @@ class Reordered(nn.Module):
         x = arguments.x_or_input(x, input)
         if x is None:
             raise ArgumentError("x", "None", f"a float tensor [..., {self.in_features}]")
+        if x.is_nested:
+            return each_token(self, x, residual)
         taken = x.index_select(-1, self.order)
         return self.linear(taken) if residual is None else self.linear(taken, residual)
 

@@ -78,7 +78,7 @@ class TwoFormLinear(QLinear):
     ) -> Any:
         """As QLinear; in floats where is_in_floats says so of the number of rows of x."""
         x = arguments.x_or_input(x, input)
-        if isinstance(x, Tensor) and self._takes(x):
+        if isinstance(x, Tensor) and not x.is_nested and self._takes(x):
             return self._in_floats(x, residual)
         return super().forward(x, residual)
 

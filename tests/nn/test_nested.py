@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import accept
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 import pyquant
 from pyquant.core.presets import W4A16, W8A8, W8A8Dynamic
+from pyquant.nn.reordered import Reordered
+from pyquant.nn.two_forms import TwoFormLinear
 
 PIECES = [torch.randn(n, 32, generator=torch.Generator().manual_seed(n)) for n in (3, 0, 5)]
 LAYOUTS = pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
@@ -85,6 +88,16 @@ def test_tables_transforms_and_choices() -> None:
     choices = pyquant.auto_(pyquant.quantize_(model(), W8A8Dynamic(), check_speed=False), nested())
     assert len(choices) == 2
     assert {tuple(call.shape) for one in choices for call in one.calls} <= {(8, 32), (8, 48)}
+
+
+def test_what_stands_around_a_layer_counts_tokens() -> None:
+    rows, one = torch.cat(PIECES), layer(W8A8Dynamic())
+    for first, is_exact in ((8, False), (9, True)):  # eight tokens are eight rows, whatever their sequences
+        two = TwoFormLinear.of(one, [(first, math.inf)])
+        assert torch.equal(two(nested()).values(), one(rows)) is is_exact
+        torch.testing.assert_close(two(nested()).values(), two(rows))
+    sorted_first = Reordered(one, torch.arange(32).flip(0))
+    accept.t1(sorted_first(nested()).values(), sorted_first(rows))
 
 
 def test_what_has_no_meaning_is_refused() -> None:
