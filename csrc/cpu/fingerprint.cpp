@@ -34,8 +34,10 @@ constexpr std::array<uint32_t, kWords> kFactors = [] {
 }();
 
 // The products of 32 bits are vectors' business, for each kind of processor that has them. (g++ knows these levels from
-// 12 on; what other compilers make of the default is the same number.)
-#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+// 12 on; what other compilers make of the default is the same number. The loader asks which kind it is before a thread
+// sanitizer can watch.)
+#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && \
+    !defined(__SANITIZE_THREAD__)
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
 uint64_t of_block(const unsigned char* bytes) {

@@ -99,7 +99,8 @@ def test_a_wheel_without_one_of_its_pythons_is_refused() -> None:
 
 @pytest.mark.parametrize("name", [wheels.CUDA, wheels.CPU])
 def test_the_list_of_contents_names_what_the_notice_names(name: str) -> None:
-    told = wheels.contents(name, "0.1.0", HEADERS)
+    told = wheels.contents(name, "0.1.0", HEADERS, "13.0.88")
+    assert all(part["version"] and part["purl"].endswith(part["version"]) for part in told["components"])
     parts = {part["name"] for part in told["components"]}
     notice = (ROOT / "licenses/NOTICE.md").read_text().lower()
     rows = [row for row in notice.splitlines() if row.startswith("|")][2:]
@@ -123,6 +124,11 @@ def test_the_list_of_contents_has_the_versions_that_the_builds_used() -> None:
         "torch": [version("torch").split("+")[0]],
         "pybind11": [version("pybind11")],
     }
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+def test_the_runtime_has_the_release_of_the_compiler() -> None:
+    assert re.fullmatch(r"1[23]\.\d+\.\d+", wheels.toolkit())
 
 
 def test_the_release_publishes_what_was_installed_and_only_when_switched_on() -> None:
