@@ -61,10 +61,11 @@ def used(builders: Sequence[str]) -> dict[str, list[str]]:
 
 def toolkit() -> str:
     """The release of CUDA that compiles here, whose runtime is in the libraries. Raises Failed without one."""
-    told = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"release [\d.]+, V([\d.]+)", told)
+    nvcc = shutil.which("nvcc")
+    told = nvcc and subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"release [\d.]+, V([\d.]+)", told or "")
     if found is None:
-        raise Failed("`nvcc --version` tells no release")
+        raise Failed("the release of CUDA: no nvcc on the PATH tells it")
     return found[1]
 
 

@@ -89,7 +89,7 @@ def fate_of(site: Site, said: Said, on_indivisible: str, kept: Mapping[int, Kept
     scheme, note = fitted(said.layer.scheme, site.module, on_indivisible, site.names[0])
     if scheme is not None and (reason := overflow(scheme, site.module)):
         if fate.is_named:
-            raise ArgumentError("model", f"layer '{site.names[0]}': {reason}", "a scheme without integer activations")
+            raise ArgumentError("model", f"layer '{site.names[0]}': {reason}", "another scheme, or None in the config")
         return fate.staying(reason)
     return fate.staying(note) if scheme is None else replace(fate, layer=replace(said.layer, scheme=scheme), note=note)
 

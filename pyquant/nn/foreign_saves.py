@@ -1,10 +1,9 @@
 """Other libraries' savers are refused: they would write integer codes under the names of float weights.
 
 Such a file loads without an error, as a model of garbage; and so does that of a layer whose inputs are transformed
-first. A saver asks every layer for its state, so a layer that holds
-codes looks at who is asking. Who asks is found in the call stack: it needs none of these libraries, works for a layer
-inside of any wrapper, and leaves nothing in the model that a copy or a pickle would have to carry. The other way round,
-codes of a state_dict refuse to be loaded into float layers.
+first. A saver asks every layer for its state, so such layers look at who is asking. Who asks is found in the call
+stack: it needs none of these libraries, works for a layer inside of any wrapper, and leaves nothing in the model that a
+copy or a pickle would have to carry. The other way round, codes of a state_dict refuse to be loaded into float layers.
 """
 
 from __future__ import annotations

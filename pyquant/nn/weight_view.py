@@ -120,7 +120,7 @@ class QWeight(Tensor):
     ) -> QWeight:
         self: QWeight = Tensor._make_wrapper_subclass(cls, form.shape(rows), dtype=dtype, device=storage.device)  # type: ignore[attr-defined]
         self.storage_, self.scale_, self.zero_point_, self.form = storage, scale, zero_point, form
-        # `linear.weight.data = it`, DLPack and C++ that reads it past Python raise instead of following a null pointer
+        # DLPack and most C++ that takes it past Python raise instead of following a null pointer
         torch._C._set_throw_on_mutable_data_ptr(self)  # type: ignore[attr-defined]
         return self
 

@@ -131,6 +131,12 @@ def test_the_runtime_has_the_release_of_the_compiler() -> None:
     assert re.fullmatch(r"1[23]\.\d+\.\d+", wheels.toolkit())
 
 
+def test_without_a_compiler_there_is_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(wheels.Failed, match="no nvcc"):
+        wheels.toolkit()
+
+
 def test_the_release_publishes_what_was_installed_and_only_when_switched_on() -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
