@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/csrc/stable/library.h>
 
+#include "bind/boxed.h"
 #include "bind/check.h"
 #include "bind/text.h"
 
@@ -93,13 +94,13 @@ struct FakeQuantiseOps {
   }
 
   static void add_to(torch::stable::detail::StableLibrary& m) {
-    m.impl("fake_quantize", TORCH_BOX(&FakeQuantiseOps::fake_quantize));
-    m.impl("fake_quantize_out", TORCH_BOX(&FakeQuantiseOps::fake_quantize_out));
-    m.impl("fake_quantize_dynamic", TORCH_BOX(&FakeQuantiseOps::fake_quantize_dynamic));
-    m.impl("fake_quantize_dynamic_out", TORCH_BOX(&FakeQuantiseOps::fake_quantize_dynamic_out));
-    m.impl("fake_quantize_backward", TORCH_BOX(&FakeQuantiseOps::fake_quantize_backward));
-    m.impl("fake_quantize_backward_", TORCH_BOX(&FakeQuantiseOps::fake_quantize_backward_in_place));
-    m.impl("fake_quantize_lsq_backward", TORCH_BOX(&FakeQuantiseOps::fake_quantize_lsq_backward));
+    m.impl("fake_quantize", PYQUANT_BOX(&FakeQuantiseOps::fake_quantize));
+    m.impl("fake_quantize_out", PYQUANT_BOX(&FakeQuantiseOps::fake_quantize_out));
+    m.impl("fake_quantize_dynamic", PYQUANT_BOX(&FakeQuantiseOps::fake_quantize_dynamic));
+    m.impl("fake_quantize_dynamic_out", PYQUANT_BOX(&FakeQuantiseOps::fake_quantize_dynamic_out));
+    m.impl("fake_quantize_backward", PYQUANT_BOX(&FakeQuantiseOps::fake_quantize_backward));
+    m.impl("fake_quantize_backward_", PYQUANT_BOX(&FakeQuantiseOps::fake_quantize_backward_in_place));
+    m.impl("fake_quantize_lsq_backward", PYQUANT_BOX(&FakeQuantiseOps::fake_quantize_lsq_backward));
   }
 
  private:

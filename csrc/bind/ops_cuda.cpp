@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include "bind/boxed.h"
 #include "bind/backend_cuda.h"
 #include "bind/conv_cuda.h"
 #include "bind/fake_quantise_ops.h"
@@ -63,15 +64,15 @@ STABLE_TORCH_LIBRARY_IMPL(PYQUANT_BIND_LIBRARY, PYQUANT_BIND_KEY, m) {
   b::QuantiseOps<b::Cuda>::add_to(m);
   b::FakeQuantiseOps<b::Cuda>::add_to(m);
   b::ProductOps<b::Cuda>::add_gemms_to(m);
-  m.impl("gemm", TORCH_BOX(&b::gemm_any));
-  m.impl("qlinear", TORCH_BOX(&b::LinearOps<b::Cuda>::qlinear));
-  m.impl("_grouped_linear", TORCH_BOX(&b::grouped_linear_cuda));
+  m.impl("gemm", PYQUANT_BOX(&b::gemm_any));
+  m.impl("qlinear", PYQUANT_BOX(&b::LinearOps<b::Cuda>::qlinear));
+  m.impl("_grouped_linear", PYQUANT_BOX(&b::grouped_linear_cuda));
   if (!pyquant::cuda::is_built()) return;  // what follows has a stand-in in Python (pyquant/ops/fallback.py)
   b::ProductOps<b::Cuda>::add_packing_to(m);
-  m.impl("magnitude_histogram", TORCH_BOX(&b::QuantiseOps<b::Cuda>::magnitude_histogram));
-  m.impl("qconv2d", TORCH_BOX(&b::qconv2d_cuda));
-  m.impl("float_linear", TORCH_BOX(&b::float_linear_cuda));
-  m.impl("weight_only_linear", TORCH_BOX(&b::weight_only_linear_cuda));
-  m.impl("_weight_only", TORCH_BOX(&b::weight_only_linear_cuda));
-  m.impl("_grouped_weight_only", TORCH_BOX(&b::grouped_weight_only_cuda));
+  m.impl("magnitude_histogram", PYQUANT_BOX(&b::QuantiseOps<b::Cuda>::magnitude_histogram));
+  m.impl("qconv2d", PYQUANT_BOX(&b::qconv2d_cuda));
+  m.impl("float_linear", PYQUANT_BOX(&b::float_linear_cuda));
+  m.impl("weight_only_linear", PYQUANT_BOX(&b::weight_only_linear_cuda));
+  m.impl("_weight_only", PYQUANT_BOX(&b::weight_only_linear_cuda));
+  m.impl("_grouped_weight_only", PYQUANT_BOX(&b::grouped_weight_only_cuda));
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/csrc/stable/library.h>
 
+#include "bind/boxed.h"
 #include "bind/check.h"
 #include "bind/text.h"
 
@@ -69,13 +70,13 @@ struct ProductOps {
   }
 
   static void add_gemms_to(torch::stable::detail::StableLibrary& m) {
-#define PYQUANT_GEMM_OP(X, W) m.impl("gemm_" #X #W, TORCH_BOX(&ProductOps::gemm_##X##W));
+#define PYQUANT_GEMM_OP(X, W) m.impl("gemm_" #X #W, PYQUANT_BOX(&ProductOps::gemm_##X##W));
     PYQUANT_PRODUCTS(PYQUANT_GEMM_OP)
 #undef PYQUANT_GEMM_OP
   }
   static void add_packing_to(torch::stable::detail::StableLibrary& m) {
-    m.impl("pack_int4", TORCH_BOX(&ProductOps::pack_int4));
-    m.impl("unpack_int4", TORCH_BOX(&ProductOps::unpack_int4));
+    m.impl("pack_int4", PYQUANT_BOX(&ProductOps::pack_int4));
+    m.impl("unpack_int4", PYQUANT_BOX(&ProductOps::unpack_int4));
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/csrc/stable/ops.h>
 
+#include "bind/boxed.h"
 #include "bind/check.h"
 #include "bind/text.h"
 #include "core/histogram_math.h"
@@ -138,17 +139,17 @@ struct QuantiseOps {
 
   // All but magnitude_histogram, which not every build of a backend has.
   static void add_to(torch::stable::detail::StableLibrary& m) {
-    m.impl("quantize", TORCH_BOX(&QuantiseOps::quantize));
-    m.impl("quantize_dynamic", TORCH_BOX(&QuantiseOps::quantize_dynamic));
-    m.impl("dequantize", TORCH_BOX(&QuantiseOps::dequantize));
-    m.impl("rms_norm_quantize", TORCH_BOX(&QuantiseOps::rms_norm_quantize));
-    m.impl("layer_norm_quantize", TORCH_BOX(&QuantiseOps::layer_norm_quantize));
-    m.impl("add_rms_norm_quantize", TORCH_BOX(&QuantiseOps::add_rms_norm_quantize));
-    m.impl("add_layer_norm_quantize", TORCH_BOX(&QuantiseOps::add_layer_norm_quantize));
-    m.impl("silu_mul_quantize", TORCH_BOX(&QuantiseOps::silu_mul_quantize));
-    m.impl("activation_mul_quantize", TORCH_BOX(&QuantiseOps::activation_mul_quantize));
-    m.impl("hadamard_quantize", TORCH_BOX(&QuantiseOps::hadamard_quantize));
-    m.impl("hadamard_transform", TORCH_BOX(&QuantiseOps::hadamard_transform));
+    m.impl("quantize", PYQUANT_BOX(&QuantiseOps::quantize));
+    m.impl("quantize_dynamic", PYQUANT_BOX(&QuantiseOps::quantize_dynamic));
+    m.impl("dequantize", PYQUANT_BOX(&QuantiseOps::dequantize));
+    m.impl("rms_norm_quantize", PYQUANT_BOX(&QuantiseOps::rms_norm_quantize));
+    m.impl("layer_norm_quantize", PYQUANT_BOX(&QuantiseOps::layer_norm_quantize));
+    m.impl("add_rms_norm_quantize", PYQUANT_BOX(&QuantiseOps::add_rms_norm_quantize));
+    m.impl("add_layer_norm_quantize", PYQUANT_BOX(&QuantiseOps::add_layer_norm_quantize));
+    m.impl("silu_mul_quantize", PYQUANT_BOX(&QuantiseOps::silu_mul_quantize));
+    m.impl("activation_mul_quantize", PYQUANT_BOX(&QuantiseOps::activation_mul_quantize));
+    m.impl("hadamard_quantize", PYQUANT_BOX(&QuantiseOps::hadamard_quantize));
+    m.impl("hadamard_transform", PYQUANT_BOX(&QuantiseOps::hadamard_transform));
   }
 
  private:

@@ -30,7 +30,9 @@ int32_t torch_dtype(ScalarType type) {
     case ScalarType::Char: return aoti_torch_dtype_int8();
     case ScalarType::Byte: return aoti_torch_dtype_uint8();
     case ScalarType::Long: return aoti_torch_dtype_int64();
-    default: return aoti_torch_dtype_int32();
+    case ScalarType::Int: return aoti_torch_dtype_int32();
+    case ScalarType::Double: return aoti_torch_dtype_float64();
+    default: throw std::logic_error("no op makes tensors of this type");
   }
 }
 

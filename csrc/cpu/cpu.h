@@ -65,6 +65,9 @@ void fake_quantize_lsq_backward(const void* grad, const void* x, DType type, int
 // Counts of |x| in floating bins (core/histogram_math.h), int64 [2][kHistogramBins]: negative numbers, then the others.
 void magnitude_histogram(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, int32_t exponent,
                          int64_t* counts);
+// The step of least squared error of every short row (core/least_squares.h), contiguous; 0 for rows of zeros.
+void least_squares_steps(const float* rows, int64_t count, int64_t n, int32_t qmin, int32_t qmax, const double* ratios,
+                         int64_t points, double* steps);
 
 // ---- int4: [rows, cols] codes in int8 <-> uint8 [rows, ceil(cols / 2)], low nibble = even column, two's complement.
 void pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed);

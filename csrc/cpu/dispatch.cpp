@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/float_state.h"
 #include "cpu/kernels.h"
 
 #if defined(__x86_64__)
@@ -65,6 +66,7 @@ Isa cap_from_environment() {
 }
 
 Choice choose() {
+  const DefaultFloats floats;  // the verdict is for good, whoever asks first
   Choice c;
   c.cap = cap_from_environment();
   bool found = false;

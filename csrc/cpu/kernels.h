@@ -90,6 +90,16 @@ struct FakeLearnedRun {
   float* sums;  // one a block
 };
 
+// Rows [begin, end) of n numbers, n at most kLongestRow: the step of each with the least squared error.
+struct LeastSquaresRun {
+  const float* rows;
+  int64_t n, begin, end;
+  int32_t qmin, qmax;
+  const double* ratios;  // candidates of the first pass, of the step that clips nothing
+  int64_t points;        // at least kStepsKept, at most kMostRatios
+  double* out;
+};
+
 // Channels of integer weights, row-major, as real numbers: (code - zero_point) * scale.
 struct WeightRun {
   const void* w = nullptr;
@@ -225,6 +235,7 @@ struct Kernels {
   void (*fake_quantize_keep)(const void* grad, const uint8_t* mask, int64_t bytes, int64_t begin, int64_t end,
                              void* out);
   void (*fake_quantize_learned)(const FakeLearnedRun& run);
+  void (*least_squares)(const LeastSquaresRun& run);
 };
 
 const Kernels& kernels();            // those in use

@@ -3,6 +3,7 @@
 #include "cpu/fake_rows.h"
 #include "cpu/hadamard_rows.h"
 #include "cpu/kernels.h"
+#include "cpu/least_squares_rows.h"
 #include "cpu/rows.h"
 #include "cpu/weight_rows.h"
 
@@ -31,6 +32,7 @@ constexpr Kernels row_table(Isa isa) {
   k.fake_quantize_dynamic = FakeRows<V>::dynamic;
   k.fake_quantize_keep = FakeRows<V>::keep;
   k.fake_quantize_learned = FakeRows<V>::learned;
+  k.least_squares = LeastSquaresRows<V>::run;
   return k;
 }
 

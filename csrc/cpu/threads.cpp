@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "core/float_state.h"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -27,6 +29,7 @@ struct Marked {
   static void run(void* self, int64_t begin, int64_t end) {
     const auto& marked = *static_cast<Marked*>(self);
     const InBody mark;
+    const DefaultFloats floats;
     marked.body(marked.context, begin, end);
   }
 };

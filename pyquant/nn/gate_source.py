@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import itertools
 import textwrap
@@ -13,6 +12,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from torch import nn
+
+from pyquant.core.remembered import remembered
 
 # Words in capitals stand for names: SELF and X for the arguments, FUNCTION for what the module's file knows, the other
 # attributes for layers and the activation, the other words for variables.
@@ -72,7 +73,7 @@ def gate_of(module: nn.Module) -> Gate | None:
     return _read(forward)
 
 
-@functools.cache
+@remembered
 def _read(forward: FunctionType) -> Gate | None:
     try:
         (function,) = ast.parse(textwrap.dedent(inspect.getsource(forward))).body

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.dtypes import FLOATS
+from pyquant.core.remembered import derived
 from pyquant.nn import obstacles
 from pyquant.nn.fuse_rules import Activation, activation_of
 from pyquant.nn.gate_source import Gate, gate_of
@@ -19,7 +20,6 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.undo import Undo, put
 
 _quantize = torch.ops.pyquant.activation_mul_quantize.default
-_KINDS: dict[type[nn.Module], type[GatedFeed]] = {}
 
 
 class GatedFeed(nn.Module):
@@ -89,11 +89,9 @@ def held(parent: nn.Module, gate: Gate) -> Any:
     return (parent._modules[name] if name in parent._modules else parent.__dict__.get(name)) if name else gate.function
 
 
+@derived
 def _kind(float_class: type[nn.Module]) -> type[GatedFeed]:
-    if float_class not in _KINDS:
-        made = type(f"Gated{float_class.__name__}", (GatedFeed, float_class), {"float_class": float_class})
-        _KINDS[float_class] = made
-    return _KINDS[float_class]
+    return type(f"Gated{float_class.__name__}", (GatedFeed, float_class), {"float_class": float_class})
 
 
 def _empty(float_class: type[nn.Module]) -> GatedFeed:

@@ -28,7 +28,7 @@ def float_weights(weight: Tensor, scheme: QScheme) -> tuple[Tensor, Tensor | Non
         raise ArgumentError("weight", dtype_name(weight.dtype), "float32, float16 or bfloat16")
     name = scheme.float_dtype or ""
     converted = weight.to(getattr(torch, name), memory_format=torch.contiguous_format, copy=True)
-    if not converted.is_meta and not bool(converted.isfinite().all()):
+    if not weights.is_finite(converted):
         row, column = (~converted.isfinite()).nonzero()[0].tolist()
         most = torch.finfo(converted.dtype).max
         got = f"{weight[row, column].item()} at [{row}, {column}]"

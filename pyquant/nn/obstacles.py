@@ -14,6 +14,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from pyquant.core.dtypes import FLOATS
+from pyquant.core.remembered import remembered
+from pyquant.nn.class_source import source_of
 from pyquant.nn.patches import unsupported
 
 # Dicts of an nn.Module that hold hooks of calls; sharing the dict keeps the handles that remove them valid.
@@ -99,7 +101,7 @@ def read_by(module: nn.Module, parents: Iterable[nn.Module]) -> Obstacle | None:
     nothing that training could simulate."""
     for parent in parents:
         for name, child in parent._modules.items():
-            if child is module and _reads_weight(type(parent), name):  # type: ignore[arg-type]  # a class has a hash
+            if child is module and _reads_weight(type(parent), name):
                 what = f"belongs to {type(parent).__name__}, whose forward reads its weight and never calls it"
                 return Obstacle(what, "leave it out with filter_fn or None in the config, or give it a 16-bit scheme")
     return None
@@ -109,15 +111,16 @@ def read_by(module: nn.Module, parents: Iterable[nn.Module]) -> Obstacle | None:
 _OF_TENSORS: Final = r"(dtype|device|shape|size|ndim|dim|numel|layout|requires_grad|is_\w+|data_ptr|element_size)\b"
 
 
-@cache
+@remembered
 def _reads_weight(kind: type[nn.Module], name: str) -> bool:
     """Whether forward, or a method that it calls, takes the weight of self.<name>, and no method of the class does
     anything else with that layer than to make it, to ask for its class and to take its weight and bias."""
     try:
         forward = _without_comments(_forward_of(kind))
-        bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
-        whole = _without_comments("".join(inspect.getsource(base) for base in bases))
     except (OSError, TypeError):  # compiled, or typed into a terminal
+        return False
+    whole = _without_comments(source_of(kind))
+    if not whole:
         return False
     layer = rf"\bself\.{re.escape(name)}\b"
     others = re.search(rf"(?<!isinstance\(){layer}(?!\.(weight|bias)\b|\s*(:.*)?=(?!=))", whole)

@@ -3,13 +3,12 @@ packed for the device that computes when the layer is called."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from pyquant.core.remembered import derived
 from pyquant.errors import UnsupportedError
-
-_KINDS: Final[dict[type, type]] = {}  # class of a hook -> the one that takes layers as a whole
 
 
 def offload_whole(hook: Any, layer: Any) -> None:
@@ -24,11 +23,14 @@ def offload_whole(hook: Any, layer: Any) -> None:
         )
     kind = type(hook)
     if not issubclass(kind, _Whole):
-        if kind not in _KINDS:
-            # compilers do not follow them; here, as torch.compiler.disable imports the compiler
-            quiet = {name: torch.compiler.disable(getattr(_Whole, name)) for name in ("pre_forward", "post_forward")}
-            _KINDS[kind] = type(kind.__name__, (_Whole, kind), {"__module__": __name__, **quiet})
-        hook.__class__ = _KINDS[kind]
+        hook.__class__ = _whole(kind)
+
+
+@derived
+def _whole(kind: type) -> type[_Whole]:
+    # compilers do not follow them; here, as torch.compiler.disable imports the compiler
+    quiet = {name: torch.compiler.disable(getattr(_Whole, name)) for name in ("pre_forward", "post_forward")}
+    return type(kind.__name__, (_Whole, kind), {"__module__": __name__, **quiet})
 
 
 def refuse_offloaded(name: str, layer: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from pyquant.core.remembered import derived
 from pyquant.nn.qembedding import QEmbedding
 
 _OF_TWINS_ONLY: Final = vars(QEmbedding(0, 0)).keys() - vars(nn.Embedding(0, 0)).keys()
@@ -36,9 +37,6 @@ class _OwnRows(QEmbedding, nn.Embedding):  # type: ignore[override]
 
     def __reduce__(self) -> Any:
         return _blank, (self._kind,), self.__dict__
-
-
-_TWINS: Final[dict[type[nn.Embedding], type[_OwnRows]]] = {}
 
 
 def like(old: nn.Embedding, new: QEmbedding) -> QEmbedding:
@@ -74,7 +72,10 @@ def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def _blank(kind: type[nn.Embedding]) -> QEmbedding:
-    if kind not in _TWINS:
-        _TWINS[kind] = cast(type[_OwnRows], type(f"Q{kind.__name__}", (kind, _OwnRows), {"_kind": kind}))
-    twin = _TWINS[kind]
+    twin = _twin(kind)
     return twin.__new__(twin)
+
+
+@derived
+def _twin(kind: type[nn.Embedding]) -> type[_OwnRows]:
+    return cast(type[_OwnRows], type(f"Q{kind.__name__}", (kind, _OwnRows), {"_kind": kind}))

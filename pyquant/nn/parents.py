@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from functools import cache
 from typing import Final
 
 from torch import nn
 
+from pyquant.core.remembered import remembered
+from pyquant.nn.class_source import source_of
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.undo import Undo, put, take
 
@@ -27,6 +27,10 @@ _CALLS_WHERE_SET: Final = re.compile(
 _FLAG: Final = "_is_quantized"
 _CALLS_WHERE_FLAGGED: Final = re.compile(rf"""if hasattr\(self\.config, ["']{_FLAG}["']\):\s*\n[^\n]*self\.\w+\(""")
 _FLAGGED: Final = "pyquant_flagged_config"  # on each module whose config got the flag here: how many they are
+# transformers' ties {target: source} of parameters, and the patterns from which tie_weights finds them anew
+_TIES: Final = "all_tied_weights_keys"
+_PATTERNS: Final = "_tied_weights_keys"
+_FORMER_TIES: Final = "pyquant_former_ties"
 
 
 def tell_parents(model: nn.Module, undo: list[Undo]) -> None:
@@ -35,13 +39,14 @@ def tell_parents(model: nn.Module, undo: list[Undo]) -> None:
     torch's encoder layers have an inference path that reads the weights of their Linears instead of calling them; one
     that holds a quantised layer, or a layer that simulates one, must take the ordinary path, and may come back.
     Attention of timm has a switch between both; mixers of transformers read a weight unless their config says that the
-    model is quantised.
+    model is quantised; its models tie parameters, which codes are not.
     """
     asking: dict[int, list[nn.Module]] = {}
     for layer in model.modules():
         for name, value, quantised in _switches(layer):
             _turn(layer, name, value, quantised, undo)
-        if "config" in layer.__dict__ and _asks_config(type(layer)):  # type: ignore[arg-type]  # a class has a hash
+        _untie(layer, undo)
+        if "config" in layer.__dict__ and _asks_config(type(layer)):
             asking.setdefault(id(layer.__dict__["config"]), []).append(layer)
     for layers in asking.values():
         _flag_config(layers, undo)
@@ -57,7 +62,7 @@ def _switches(layer: nn.Module) -> list[tuple[str, object, nn.Module]]:
     found: list[tuple[str, object, nn.Module]] = [
         (name, off, layer) for kind, name, off in _FUSED_PATHS if isinstance(layer, kind)
     ]
-    for name, child in _calls_where_set(type(layer)):  # type: ignore[arg-type]  # a class has a hash
+    for name, child in _calls_where_set(type(layer)):
         called = layer._modules.get(child)
         if called is not None:
             found.append((name, True, called))
@@ -71,6 +76,32 @@ def _turn(layer: nn.Module, name: str, value: object, quantised: nn.Module, undo
         put(held, name, value, undo)
     elif former in held:
         put(held, name, take(held, former, undo), undo)
+
+
+def _untie(model: nn.Module, undo: list[Undo]) -> None:
+    """Take the layers that hold codes out of a model's ties; they come back with the layers' parameters."""
+    held = model.__dict__
+    former = held.get(_FORMER_TIES, held.get(_TIES))
+    if not isinstance(former, dict) or not former:
+        return
+    coded = _coded(model, former)
+    kept = {target: source for target, source in former.items() if target not in coded and source not in coded}
+    if kept == held[_TIES]:
+        return
+    put(held, _TIES, kept, undo)
+    if kept != former:
+        put(held, _FORMER_TIES, former, undo)
+        put(held, _PATTERNS, kept, undo)
+    else:
+        take(held, _FORMER_TIES, undo)
+        take(held, _PATTERNS, undo)
+
+
+def _coded(model: nn.Module, ties: dict[str, str]) -> set[str]:
+    """Of the parameters that are tied those whose module has codes in their place."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    ends = {*ties.keys(), *ties.values()}
+    return {end for end in ends if isinstance(modules.get(end.rpartition(".")[0]), LinearState)}
 
 
 def _flag_config(layers: list[nn.Module], undo: list[Undo]) -> None:
@@ -91,22 +122,13 @@ def _flag_config(layers: list[nn.Module], undo: list[Undo]) -> None:
         take(layer.__dict__, _FLAGGED, undo)
 
 
-@cache
+@remembered
 def _asks_config(kind: type[nn.Module]) -> bool:
     """Whether a class calls a layer of its own only where its config has the flag, as its source shows."""
-    return _CALLS_WHERE_FLAGGED.search(_source(kind)) is not None  # type: ignore[arg-type]  # a class has a hash
+    return _CALLS_WHERE_FLAGGED.search(source_of(kind)) is not None
 
 
-@cache
+@remembered
 def _calls_where_set(kind: type[nn.Module]) -> list[tuple[str, str]]:
     """Attributes of a class with which it calls a layer, and the layer, as its source shows."""
-    return _CALLS_WHERE_SET.findall(_source(kind))  # type: ignore[arg-type]
-
-
-@cache
-def _source(kind: type[nn.Module]) -> str:
-    """Of a class and its bases; empty where it was compiled, or typed into a terminal."""
-    try:
-        return "".join(inspect.getsource(base) for base in kind.__mro__ if base not in (nn.Module, object))
-    except (OSError, TypeError):
-        return ""
+    return _CALLS_WHERE_SET.findall(source_of(kind))

@@ -12,7 +12,7 @@ from pyquant import numerics
 from pyquant.core.dtypes import CodeType, describe, dtype_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn.weights import check_group_size, codes_of
+from pyquant.nn.weights import check_group_size, codes_of, row_parts
 from pyquant.ops import values
 
 NUMBERS = (
@@ -97,8 +97,11 @@ def check(name: str, tensor: object, slot: Slot) -> Tensor:
         raise ArgumentError(name, f"row {row}: {tensor[row, :4].tolist()} ...", allowed)
     if slot.code_range is not None:
         t = slot.code_type
-        codes = tensor if t is None else codes_of(tensor, t.per_element * tensor.shape[-1], t)
-        low, high = int(codes.min()), int(codes.max())
+        ends: list[int] = []
+        for part in row_parts(tensor):
+            codes = part if t is None else codes_of(part, t.per_element * part.shape[-1], t)
+            ends += (int(codes.min()), int(codes.max()))
+        low, high = min(ends), max(ends)
         if low < slot.code_range[0] or high > slot.code_range[1]:
             raise ArgumentError(name, f"values from {low} to {high}", f"{slot.code_range[0]} to {slot.code_range[1]}")
     return tensor

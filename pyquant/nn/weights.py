@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from pyquant.core.names import GIVEN_CALIBRATOR
 from pyquant.core.registry import data_calibrators
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
+from pyquant.numerics.passes import at_once
+
+_AT_ONCE: Final = 1 << 22  # weights that are float32 together: 16 MiB
 
 
 def float_type(given: object, own: torch.dtype) -> torch.dtype:
@@ -77,7 +80,7 @@ def of_packed(codes: Tensor, scale: Tensor, scheme: TensorScheme, spec: Sequence
 def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tensor, Tensor | None]:
     """Codes of a weight matrix, its scales found by the scheme's calibrator.
 
-    weight  float32, float16 or bfloat16 [N, K], finite; widened to float32 first.
+    weight  float32, float16 or bfloat16 [N, K], finite; widened to float32, some rows at a time.
     ->      codes int8 [N, K]; scale float32 and (affine schemes only) zero point int32, [N] or [N, K / group_size].
             A per-tensor scale is held once per channel, N equal numbers.
     Raises SchemeError for a group size that does not divide K and for the calibrator 'fixed', NonFiniteError,
@@ -89,29 +92,55 @@ def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tenso
     if scheme.calibrator == GIVEN_CALIBRATOR:
         allowed = f"{', '.join(data_calibrators())}; from_codes takes scales that are given"
         raise SchemeError("weights.calibrator", repr(scheme.calibrator), allowed)
-    real = weight.detach().to(torch.float32)
-    if scheme.granularity == "per_tensor":
-        real = real.reshape(1, -1)
+    weight = weight.detach()
+    common: tuple[Tensor, Tensor] | None = None
+    if scheme.granularity == "per_tensor" and weight.numel() and not weight.is_meta:
+        check_finite(weight)
+        scale, zero_point = (held.expand(weight.shape[0]).clone() for held in weight_qparams(weight, scheme))
+        common = scale, zero_point
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    found: list[tuple[Tensor, Tensor]] = []
+    for rows, to in zip(row_parts(weight), row_parts(codes), strict=True):
+        given = None if common is None else (common[0][: len(rows)], common[1][: len(rows)])
+        try:
+            part, *qparams = _quantise_rows(rows.to(torch.float32), scheme, given)
+        except NonFiniteError:  # of a part, whose places are not those of the weight
+            raise _not_finite(weight) from None
+        to.copy_(part)
+        found.append((qparams[0], qparams[1]))
+    scale, zero_point = common or (torch.cat([f[0] for f in found]), torch.cat([f[1] for f in found]))
+    return codes, scale, None if scheme.symmetric else zero_point
+
+
+def row_parts(matrix: Tensor) -> Sequence[Tensor]:
+    """Rows that are widened together, of a tensor of at least one dimension: it may be most of what memory holds."""
+    columns = matrix.numel() // max(1, matrix.shape[0])
+    return matrix.split(max(1, at_once(matrix.device, _AT_ONCE) // max(1, columns)))
+
+
+def _quantise_rows(
+    real: Tensor, scheme: TensorScheme, given: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and zero points of float32 [rows, K]; given: the latter two. Raises NonFiniteError."""
     grouped = ("per_group", scheme.group_size) if scheme.group_size is not None else ("per_channel", 0)
-    if (scheme.calibrator == "max" and not scheme.two_level) or not weight.numel() or weight.is_meta:
+    if given is None and ((scheme.calibrator == "max" and not scheme.two_level) or not real.numel() or real.is_meta):
         codes, scale, zero_point = ops.quantize_dynamic(real, *grouped, scheme.symmetric, *scheme.code_range)
         if not scale.is_meta and not bool(scale.isfinite().all()):
-            raise _not_finite(weight)
-    else:
-        check_finite(weight)
-        rows_scheme = scheme if scheme.granularity != "per_tensor" else replace(scheme, granularity="per_channel")
-        scale, zero_point = weight_qparams(real, rows_scheme)
-        codes = ops.quantize(real, scale, zero_point, *grouped, *scheme.code_range)
-    if scheme.granularity == "per_tensor":
-        rows = weight.shape[0]
-        codes, scale, zero_point = codes.reshape(weight.shape), scale.repeat(rows), zero_point.repeat(rows)
-    return codes, scale, None if scheme.symmetric else zero_point
+            raise _not_finite(real)
+        return codes, scale, zero_point
+    scale, zero_point = given or weight_qparams(real, scheme)
+    return ops.quantize(real, scale, zero_point, *grouped, *scheme.code_range), scale, zero_point
 
 
 def check_finite(weight: Tensor) -> None:
     """Raise NonFiniteError naming the first place of a weight matrix where there is NaN or infinity."""
-    if not weight.is_meta and not bool(weight.isfinite().all()):
+    if not is_finite(weight):
         raise _not_finite(weight)
+
+
+def is_finite(weight: Tensor) -> bool:
+    """Whether a matrix holds neither NaN nor infinity; of one without numbers it is believed."""
+    return weight.is_meta or all(bool(rows.isfinite().all()) for rows in row_parts(weight))
 
 
 def _not_finite(weight: Tensor) -> NonFiniteError:

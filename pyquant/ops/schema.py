@@ -88,6 +88,8 @@ NATIVE: Final[dict[str, str]] = {
     "_cpu_multiply": "(int rows, int quads, int calls) -> int",
     "_cpu_read": "(Tensor x, int times=1) -> float",
     "_fingerprint": "(Tensor x) -> int",
+    # of short rows of weights (calibrate/short_rows.py)
+    "_least_squares_steps": "(Tensor rows, int qmin, int qmax, Tensor ratios) -> Tensor",
     # rows sorted by layer, those of packed[i] end before ends[i]: qlinear of each, in one call. rows: which rows of x
     # they are, in that order, where x holds floats; kernel: a row of the kernel table, on CUDA
     "_grouped_linear": "(Tensor x, Tensor[] packed, Tensor ends, int[] spec, Tensor? rows=None, Tensor? x_scale=None, "

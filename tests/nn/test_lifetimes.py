@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -209,3 +211,31 @@ def test_timing_changes_neither_the_model_nor_random_numbers() -> None:
     assert torch.equal(torch.randn(4), wanted)
     assert all(torch.equal(t, statistics[name]) for name, t in model[1].named_buffers())
     assert all(module.training for module in model.modules())
+
+
+def test_a_class_is_gone_with_its_model() -> None:
+    """Notebooks and searches make classes anew, whose methods hold what stood around them."""
+
+    def one(kind: int) -> weakref.ref[type]:
+        class Feed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.gate_proj, self.up_proj, self.down_proj = nn.Linear(64, 32), nn.Linear(64, 32), nn.Linear(32, 64)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+        model = nn.Sequential(Feed(), nn.ReLU()).eval()
+        x = torch.randn(4, 64)
+        pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
+        pyquant.fuse_(model)
+        pyquant.merge_(model, x)
+        pyquant.quantization_report(model)
+        if kind == 1:
+            pyquant.dequantize_(model)
+        model(x)
+        return weakref.ref(Feed)
+
+    made = [one(kind) for kind in (0, 1, 0)]
+    gc.collect()
+    assert [reference() for reference in made] == [None] * 3

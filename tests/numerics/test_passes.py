@@ -26,7 +26,7 @@ class Count(TorchDispatchMode):
     calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
+        self.calls += not getattr(func, "is_view", False)  # which launches nothing
         assert "local_scalar" not in str(func) or not args[0].is_meta  # waits for the device
         return func(*args, **(kwargs or {}))
 
@@ -49,7 +49,7 @@ def test_a_search_launches_as_much_for_many_weights_as_for_few(name: str) -> Non
     run, (n, k) = SEARCHES[name]
     few, many = calls(run, n, k), calls(run, n * (16 if name == "entropy" else ON_DEVICES // (n * k)), k)
     assert many <= few  # which may also fill a cache
-    assert many < 2000
+    assert many < 3000
 
 
 def test_groups_go_to_the_search_all_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,9 @@ def quantised(generator: torch.Generator) -> Iterator[tuple[str, Any]]:
             ops.fake_quantize_lsq_backward(x, x * 2, scale, zero, granularity, group, -128, 127),
         )
     yield "magnitude_histogram", ops.magnitude_histogram(x, 3)
+    ratios = torch.exp2(-torch.arange(40, dtype=torch.float64) / 16)
+    groups = x[:, : COLS // 26 * 26].reshape(-1, 26).float().contiguous()
+    yield "_least_squares_steps", torch.ops.pyquant._least_squares_steps(groups, -7, 7, ratios)
     yield "rms_norm_quantize", ops.rms_norm_quantize(x)
     yield "layer_norm_quantize", ops.layer_norm_quantize(x)
     yield "silu_mul_quantize", ops.silu_mul_quantize(x)
