@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pyquant.calibrate.progress import SavedStatistics
 from pyquant.calibrate.statistics import RangeStatistics
 from pyquant.core import arguments
+from pyquant.core.dtypes import describe
 from pyquant.core.modes import evaluating
 from pyquant.core.names import listed
 from pyquant.errors import ArgumentError, CalibrationError, PyquantError, QuantizationWarning
@@ -297,4 +298,6 @@ def _moved(value: Any, device: torch.device | None) -> Any:
     """A copy on the device: models may write into their inputs, and batches are run several times."""
     if not isinstance(value, Tensor):
         return value
+    if value.is_meta and device is not None and device.type != "meta":
+        raise ArgumentError("data", f"{describe(value)} on meta", "batches with numbers")
     return value.clone() if device is None else value.to(device, copy=True)

@@ -28,7 +28,7 @@ def remembered(function: Callable[Concatenate[_Of, _More], _Answer]) -> Callable
     known: WeakKeyDictionary[_Of, dict[object, _Answer]] = WeakKeyDictionary()
 
     @wraps(function)
-    def answer(of: _Of, *args: _More.args, **kwargs: _More.kwargs) -> _Answer:
+    def answer(of: _Of, /, *args: _More.args, **kwargs: _More.kwargs) -> _Answer:
         answers = known.setdefault(of, {})
         asked = (args, tuple(kwargs.items()))
         if asked not in answers:

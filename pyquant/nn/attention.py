@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn import functional as F
+
+from pyquant.nn.linear_state import traced
 
 
 class Attention(nn.Module):
@@ -79,6 +82,9 @@ class Attention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Arguments and result of nn.MultiheadAttention.forward."""
+        if isinstance(query, Proxy):
+            how = {"attn_mask": attn_mask, "average_attn_weights": average_attn_weights, "is_causal": is_causal}
+            return traced(self, query, key, value, key_padding_mask, need_weights, **how)  # type: ignore[no-any-return]
         is_batched = query.dim() == 3
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal is a hint about attn_mask and needs one")

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from pyquant import ops
 from pyquant.core import arguments
@@ -17,6 +18,7 @@ from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import state
 from pyquant.nn.linear_call import LinearCall, same_memory, unpacked
+from pyquant.nn.linear_state import traced
 
 ExpectedRange = tuple[TensorScheme, Tensor, Tensor | None]  # scheme, scale, zero point
 
@@ -239,6 +241,8 @@ class QResidualAdd(nn.Module):
 
     def forward(self, x: Any, residual: Any) -> Any:
         """x of the layer, residual of the shape of its result (both float or QTensor) -> as the layer gives it."""
+        if isinstance(x, Proxy) and isinstance(self.layer, LinearCall):  # what comes, floats or codes, a trace hides
+            return traced(self, x, residual)
         skip = self.residual(residual)
         if isinstance(self.layer, LinearCall):
             y = self.layer(x, residual=skip)

@@ -14,13 +14,13 @@ from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.chain import Dequantize, QResidual, Quantize, Residual
 from pyquant.nn.forms import restored
-from pyquant.nn.fuse import fused_activations, holder_of
+from pyquant.nn.fuse import fused_activations, put_activation
 from pyquant.nn.gated_feed import GatedFeed, gated_feeds, make_plain
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.origin import has_origin
 from pyquant.nn.swap import distinct, swap_modules
-from pyquant.nn.undo import Undo, put, undone_on_error
+from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.nn.whole_layer import WRAPPERS, without
 from pyquant.numerics.activation import ACTIVATIONS
 
@@ -94,8 +94,7 @@ def put_floats(
             make_plain(feed, undo)
     for path, layer in moved:
         parent_name, _, child = path.rpartition(".")
-        parent = model.get_submodule(parent_name)
-        put(holder_of(parent, child), child, _activation(layer), undo)
+        put_activation(model.get_submodule(parent_name), child, _activation(layer), undo)
 
 
 def _layers(model: nn.Module) -> list[tuple[list[str], Any]]:

@@ -18,6 +18,8 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import swap_modules, uses_of
 from pyquant.nn.undo import Undo, put, undone_on_error
 
+_MOVED = "pyquant_moved"  # what stood where an nn.Identity does
+
 
 def fuse_(model: nn.Module) -> nn.Module:
     """Let QLinears and QConv2ds compute the GELU, SiLU, ReLU, ReLU6 or Hardtanh that directly follows, in place.
@@ -105,7 +107,16 @@ def put_identity(parent: nn.Module, name: str, undo: list[Undo]) -> None:
     """nn.Identity in the place of an activation, in its mode."""
     holder = holder_of(parent, name)
     training = getattr(holder[name], "training", parent.training)  # a function has none
-    put(holder, name, nn.Identity().train(training), undo)
+    identity = nn.Identity().train(training)
+    identity.__dict__[_MOVED] = holder[name]  # no child: nothing is to run it or save it
+    put(holder, name, identity, undo)
+
+
+def put_activation(parent: nn.Module, name: str, otherwise: nn.Module, undo: list[Undo]) -> None:
+    """The activation that stood where nn.Identity does now; `otherwise` where that is not known (loaded models)."""
+    holder = holder_of(parent, name)
+    was = holder[name].__dict__.get(_MOVED, otherwise)
+    put(holder, name, was.train(otherwise.training) if isinstance(was, nn.Module) else was, undo)
 
 
 def fused_activations(model: nn.Module) -> dict[str, str]:

@@ -182,6 +182,9 @@ class LinearState(LinearBuffers):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        told = (state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(*told)
         here = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
         if strict:
             missing_keys.extend(prefix + name for name in self.state_slots if name not in here)
@@ -255,7 +258,7 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other)
 
 
-def traced(layer: nn.Module, x: Proxy, *args: Any) -> Any:
+def traced(layer: nn.Module, x: Proxy, *args: Any, **kwargs: Any) -> Any:
     """The call of a layer on a value of torch.fx: one node, whatever the tracer's own idea of leaves."""
     tracer: Any = x.tracer
-    return tracer.create_proxy("call_module", tracer.path_of_module(layer), (x, *args), {})
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), (x, *args), kwargs)

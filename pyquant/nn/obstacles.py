@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -15,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from pyquant.core.dtypes import FLOATS
 from pyquant.core.remembered import remembered
-from pyquant.nn.class_source import source_of
+from pyquant.nn.class_source import source_of, written_layers
 from pyquant.nn.patches import unsupported
 
 # Dicts of an nn.Module that hold hooks of calls; sharing the dict keeps the handles that remove them valid.
@@ -28,7 +29,9 @@ HOOKS: Final = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-
+# And those of its state.
+_STATE_HOOKS: Final = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+_LOAD_HOOKS: Final = "_load_state_dict_pre_hooks"  # which hold the module that they were registered on
 
 # What a call of a float layer runs; of a convolution the second one computes it, and subclasses and patches replace it.
 _CALLED: Final = ("forward", "_conv_forward", "__call__")
@@ -66,6 +69,9 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     if any(isinstance(parent, nn.MultiheadAttention) for parent in parents):
         what = "belongs to nn.MultiheadAttention, which reads its weight and never calls it"
         return Obstacle(what, f"rewrite the module with pyquant.expose_linears_, or {exclude}")
+    for parent in parents:
+        if any(child is module and name in written_layers(type(parent)) for name, child in parent._modules.items()):
+            return Obstacle(f"belongs to {type(parent).__name__}, which changes its weight in place", exclude)
     if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return Obstacle("is lazy and has no weights yet", "run one forward pass first", is_final=False)
     if holds_foreign_codes(module):
@@ -194,7 +200,20 @@ def _of_class(kind: type[nn.Module]) -> frozenset[str]:
 
 def carry_hooks(old: nn.Module, new: nn.Module) -> None:
     """The new module runs the old one's hooks; removing them works through the handles that exist."""
-    for name in HOOKS:
+    for name in (*HOOKS, *_STATE_HOOKS, _LOAD_HOOKS):
         if name in old.__dict__:
             new.__dict__[name] = old.__dict__[name]
     new.__dict__["_is_full_backward_hook"] = old.__dict__.get("_is_full_backward_hook")
+    for hook in old.__dict__.get(_LOAD_HOOKS, {}).values():
+        if getattr(hook, "with_module", False):
+            hook.module = _Successor(new, hook.module)
+
+
+class _Successor:
+    """In the place of a hook's weak reference to its module: to the one that took its place, while that is there."""
+
+    def __init__(self, new: nn.Module, before: Callable[[], nn.Module | None]) -> None:
+        self._new, self._before = weakref.ref(new), before
+
+    def __call__(self) -> nn.Module | None:
+        return self._new() or self._before()

@@ -6,10 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from pyquant.nn.attention import linear_of
+from pyquant.nn.linear_state import traced
+from pyquant.ops.transforms import autocast
 
 
 class Recurrent(nn.Module):
@@ -47,6 +50,8 @@ class Recurrent(nn.Module):
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """Arguments and result of nn.LSTM.forward or nn.GRU.forward."""
+        if isinstance(input, Proxy):
+            return traced(self, input, hx)  # type: ignore[no-any-return]
         if isinstance(input, PackedSequence):
             return self._packed(input, hx)
         is_batched = input.dim() == 3
@@ -82,7 +87,16 @@ class Recurrent(nn.Module):
         return given
 
     def _run(self, x: Tensor, states: tuple[Tensor, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """All layers over x [L, B, K]. lengths: of the sequences, [B]; None: all L."""
+        """All layers over x [L, B, K], within autocast as torch's: LSTM narrows its operands, GRU does not on CPUs.
+        lengths: of the sequences, [B]; None: all L."""
+        if self.mode == "GRU" and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return self._layers(x, states, lengths)
+        return self._layers(autocast(x), tuple(autocast(state) for state in states), lengths)
+
+    def _layers(
+        self, x: Tensor, states: tuple[Tensor, ...], lengths: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         last: list[tuple[Tensor, ...]] = []
         running = None  # bool [steps, B, 1]: whether a sequence still has input at a step
         if lengths is not None:

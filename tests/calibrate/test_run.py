@@ -375,3 +375,8 @@ def test_a_type_error_of_the_model_itself_goes_through() -> None:
     model.register_forward_hook(lambda module, args, y: y + "1")
     with pytest.raises(TypeError):
         pyquant.quantize_(model, "W8A8", data=[torch.ones(2, 4)])
+
+
+def test_a_batch_on_meta_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"argument 'data': got float32 .2, 16. on meta"):
+        pyquant.quantize_(nn.Sequential(nn.Linear(16, 8)), "W8A8", data=[torch.zeros(2, 16, device="meta")])

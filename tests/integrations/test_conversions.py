@@ -35,6 +35,11 @@ CASES: dict[str, tuple[str, dict[str, Any], torch.dtype]] = {
     ),
     "Gemma3ForCausalLM": ("an embedding with a buffer", {**LLAMA, "head_dim": 16}, torch.bfloat16),
     "BertForMaskedLM": ("a bias under two names", SIZES, torch.float32),
+    "VideoMAEForVideoClassification": (
+        "biases under names that are not their layers'",
+        {**{k: v for k, v in SIZES.items() if k[0] not in "vm"}, "image_size": 16, "patch_size": 8, "num_frames": 4},
+        torch.float32,
+    ),
     "CLIPTextModel": ("an initialisation of a block that fills the embeddings in it", SIZES, torch.float32),
     "CLIPVisionModel": (
         "one that fills layers",

@@ -344,3 +344,22 @@ def test_codes_that_were_joined_are_refused(tmp_path: Path, monkeypatch: pytest.
     model.save_pretrained(tmp_path)
     with pytest.raises(pyquant.CheckpointError, match=r"qkv_proj.*joined or parted; allowed: layers under the model's"):
         T.AutoModel.from_pretrained(tmp_path)
+
+
+def test_biases_that_files_call_by_another_name_stay_with_their_codes(tmp_path: Path) -> None:
+    """VideoMAE's floats have `attention.q_bias` beside `attention.query.weight`."""
+    sizes = {"image_size": 16, "patch_size": 8, "num_frames": 4, "intermediate_size": 96, "num_attention_heads": 4}
+    config = T.VideoMAEConfig(hidden_size=64, num_hidden_layers=1, **sizes)
+    kind = T.VideoMAEForVideoClassification
+    torch.manual_seed(0)
+    kind(config).save_pretrained(tmp_path / "float")
+    for model in (kind(config).eval(), kind.from_pretrained(tmp_path / "float").eval()):
+        quantised(model, "W8A8Dynamic")
+        model.save_pretrained(tmp_path / "codes")
+        read, x = kind.from_pretrained(tmp_path / "codes"), torch.randn(1, 4, 3, 16, 16)
+        assert type(read.videomae.encoder.layer[0].attention.attention.query) is pyquant.QLinear
+        with torch.no_grad():
+            assert torch.equal(read(x).logits, model(x).logits)
+    pyquant.dequantize_(model).save_pretrained(tmp_path / "float again")
+    names = [set(load_file(tmp_path / name / "model.safetensors")) for name in ("float", "float again")]
+    assert names[0] == names[1]

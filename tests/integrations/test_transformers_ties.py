@@ -14,7 +14,9 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize("call", ["tie_weights", "init_weights"])
-@pytest.mark.parametrize("options", [{"heads": True}, {"embeddings": True}, {"heads": True, "embeddings": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"heads": True}, {"embeddings": True}, {"heads": True, "embeddings": True}], ids=str
+)
 @pytest.mark.parametrize("family", ["llama", "bert", "t5"])
 def test_weights_that_are_tied_again_leave_codes_alone(family: str, options: dict[str, bool], call: str) -> None:
     """Only parameters can be tied; BERT's mapping is a pattern, which finds the buffers of a quantised head."""

@@ -180,3 +180,26 @@ def test_bad_arguments_are_named() -> None:
     for wrong, match in cases:
         with pytest.raises(ArgumentError, match=match):
             wrong()
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_traced_residual_block_takes_what_the_block_takes(is_linked: bool) -> None:
+    """Codes or floats: torch.fx shows neither, and the branch for floats was recorded."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.relu = nn.Conv2d(4, 4, 3, 1, 1), nn.ReLU()
+            self.conv2 = pyquant.QResidualAdd(nn.Conv2d(4, 4, 3, 1, 1), "relu")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv2(self.relu(self.conv1(x)), x)
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1), Block(), nn.Conv2d(4, 2, 1)).eval(), torch.randn(2, 3, 6, 6)
+    pyquant.quantize_(model, "W8A8", data=[x], check_speed=False)
+    pyquant.fuse_(model)
+    if is_linked:
+        pyquant.link_(model, x)
+    with torch.no_grad():
+        assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))

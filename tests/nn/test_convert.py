@@ -654,3 +654,36 @@ def test_what_was_set_on_a_layer_is_found_on_its_twin() -> None:
     assert pyquant.dequantize_(quantised)(x).shape == want.shape
     assert type(quantised.proj) is nn.Linear
     assert quantised.proj.scaling == 2.0
+
+
+def test_hooks_of_the_state_run_on_what_takes_a_layers_place() -> None:
+    model, told = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)).eval(), []
+    handles = [
+        model[0].register_state_dict_pre_hook(lambda *_: told.append("before saving")),
+        model[0].register_state_dict_post_hook(lambda *_: told.append("saved")),
+        model[0].register_load_state_dict_pre_hook(lambda module, *_: told.append(type(module).__name__)),
+        model[0].register_load_state_dict_post_hook(lambda module, _: told.append(type(module).__name__)),
+    ]
+
+    def run() -> list[str]:
+        told.clear()
+        model.load_state_dict(model.state_dict())
+        return list(told)
+
+    for change, name in (
+        (lambda: None, "Linear"),
+        (lambda: pyquant.quantize_(model, "W8A8Dynamic", check_speed=False), "QLinear"),
+        (lambda: pyquant.dequantize_(model), "Linear"),
+        (lambda: pyquant.prepare_qat_(model, "W8A8Dynamic"), "FakeQuantLinear"),
+        (lambda: pyquant.remove_fake_quantize_(model), "Linear"),
+    ):
+        change()
+        assert run() == ["before saving", "saved", name, name]
+    with pytest.raises(pyquant.errors.PyquantError):  # undone: the second layer does not divide
+        pyquant.quantize_(model, {"0": "W8A8Dynamic", "2": "W8A8"}, check_speed=False)
+    gc.collect()
+    assert run()[-1] == "Linear"
+    pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
+    for handle in handles:
+        handle.remove()
+    assert run() == []

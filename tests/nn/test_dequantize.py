@@ -104,3 +104,33 @@ def test_a_scheme_by_name_by_preset_or_itself(config: object) -> None:
 def test_what_names_no_scheme_is_refused(config: object) -> None:
     with pytest.raises(pyquant.ArgumentError, match=r"W8A8Dynamic|group_size"):
         pyquant.quantize_(nn.Sequential(nn.Linear(8, 8)), config)  # type: ignore[arg-type]
+
+
+def test_activations_that_were_moved_come_back_as_they_were() -> None:
+    """Their class too: ReLU6 is no Hardtanh to who asks for it, nor transformers' GELU torch's."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU6(), nn.Linear(8, 8), nn.ReLU6(inplace=True), nn.Linear(8, 8)).eval()
+    before = [model[1], model[3]]
+    pyquant.fuse_(pyquant.quantize_(model, "W8A8Dynamic", check_speed=False))
+    assert type(model[1]) is type(model[3]) is nn.Identity
+    assert not any("moved" in key for key in model.state_dict())
+    copied = copy.deepcopy(model)
+    pyquant.dequantize_(model)
+    assert model[1] is before[0]
+    assert model[3] is before[1]
+    pyquant.dequantize_(copied.train())
+    assert type(copied[1]) is nn.ReLU6
+    assert copied[3].inplace
+    assert copied[1].training
+
+
+def test_activations_of_other_libraries_come_back() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, vocab_size=40
+    )
+    model = transformers.BertModel(config).eval()
+    before = model.encoder.layer[0].intermediate.intermediate_act_fn
+    pyquant.fuse_(pyquant.quantize_(model, "W8A8Dynamic", check_speed=False))
+    assert type(model.encoder.layer[0].intermediate.intermediate_act_fn) is nn.Identity
+    pyquant.dequantize_(model)
+    assert model.encoder.layer[0].intermediate.intermediate_act_fn is before

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.utils import _pytree as pytree
 
 import pyquant
 from pyquant import W8A8, W4A8Dynamic, W8A8Dynamic
@@ -335,3 +337,47 @@ def test_a_scripted_part_stays_as_it_is(scheme: str) -> None:
     assert type(model[0]).__name__ == "QLinear"
     assert model[1] is part
     assert model(x).shape == (4, 8)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_recurrent_modules_within_autocast(kind: Any, both_ways: bool, with_gradients: bool) -> None:
+    """In the types of torch's own: GRU's steps mixed the state's with that of the products."""
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(16, 8, 2, bidirectional=both_ways, batch_first=True)).eval()
+    x = torch.randn(2, 5, 16)
+    with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(with_gradients):
+        want = model(x)
+        pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
+        got = model(x)
+    for one, other in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.allclose(one.float(), other.float(), atol=0.03)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False, attn_mask=None)[0]
+
+
+class Recurs(nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.inner = kind(16, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]
+
+
+@pytest.mark.parametrize("make", [Attends, partial(Recurs, nn.LSTM), partial(Recurs, nn.GRU)])
+def test_forms_are_one_node_of_torch_fx_as_the_modules_were(make: Any) -> None:
+    model, x = make().eval(), torch.randn(2, 3, 16)
+    pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["inner"]
+    assert torch.equal(traced(x), model(x))

@@ -333,3 +333,36 @@ def test_readers_in_methods_and_beside_questions_are_seen(kind: Any, names: set[
         pyquant.quantize_(model, "W8A8", data=[X], check_speed=False)
     assert {one.name for one in pyquant.quantization_report(model) if one.scheme == "float"} == names
     assert torch.equal(model.attn(X), want)
+
+
+class Clamps(nn.Module):
+    """Changes one of its weights while it trains, as Gemma3n's AltUp does; sets another where it begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.other.weight.data.zero_()
+
+    def reset_parameters(self) -> None:
+        self.other.weight.data.normal_()
+
+    def mix(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mixed.weight.data.clamp_(-0.1, 0.1)
+        return self.mixed(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.mix(x))
+
+
+def test_a_layer_whose_weight_its_parent_changes_stays_in_floating_point() -> None:
+    with pytest.warns(
+        pyquant.QuantizationWarning, match="mixed .*belongs to Clamps, which changes its weight in place"
+    ):
+        model = pyquant.quantize_(nn.Sequential(Clamps()), "W8A8Dynamic", check_speed=False)
+    assert type(model[0].mixed) is nn.Linear
+    assert type(model[0].other) is pyquant.QLinear
+    model.train()(torch.randn(2, 8)).sum().backward()
+    assert float(model[0].mixed.weight.detach().abs().max()) <= 0.1 + 1e-6
+    with pytest.raises(pyquant.errors.PyquantError, match="changes its weight in place"):
+        pyquant.quantize_(nn.Sequential(Clamps()), {"0.mixed": "W8A8Dynamic"}, check_speed=False)

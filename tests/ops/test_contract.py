@@ -414,3 +414,10 @@ def test_rule_and_kernel_accept_the_same_problems() -> None:
         agreed += 1
     assert agreed == 2000
     assert 300 < refused < 3700
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.uint64, torch.complex64], ids=str)
+def test_every_type_has_its_name_in_a_refusal(dtype: torch.dtype) -> None:
+    """The compiled library knew those of half of torch's types."""
+    with pytest.raises(ArgumentError, match=f"got {str(dtype).removeprefix('torch.')} .4, 8."):
+        ops.quantize_dynamic(torch.zeros(4, 8).to(dtype))

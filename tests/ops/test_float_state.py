@@ -1,4 +1,4 @@
-"""The caller's floating-point state is its own: how it rounds, what becomes of subnormal numbers, which traps there are.
+"""The caller's floating-point state is its own: how it rounds, what becomes of subnormal numbers, which errors trap.
 
 Threads of a pool have the state that they began with, so that results would depend on who computed them."""
 

@@ -102,13 +102,22 @@ def layer_names_in_files(model: Any, layers: Iterable[str]) -> dict[str, str]:
 
 def keep_names(model: Any, layers: Iterable[str]) -> None:
     """Have transformers save a model under its own names where it would join the codes of some of these layers with
-    others, part them, or turn them: its loading does that to floats alone. What it reads floats by
-    (_weight_conversions) is put aside for names_of_floats."""
+    others, part them, or turn them: its loading does that to floats alone; or call a bias by a name that is not its
+    layer's. What it reads floats by (_weight_conversions) is put aside for names_of_floats."""
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:
         conversions = get_model_conversion_mapping(model, add_legacy=False)
     converters = [one.reverse_transform() for one in reversed(conversions) if isinstance(one, WeightConverter)]
-    if any(rename_source_key(f"{layer}.weight", [], converters)[1] is not None for layer in layers):
+    renamings = [one.reverse_transform() for one in reversed(conversions) if isinstance(one, WeightRenaming)]
+
+    def stem(layer: str, tensor: str) -> str:
+        return str(rename_source_key(f"{layer}.{tensor}", renamings, [])[0]).removesuffix(f".{tensor}")
+
+    def is_changed(layer: str) -> bool:
+        is_converted = rename_source_key(f"{layer}.weight", [], converters)[1] is not None
+        return is_converted or stem(layer, "weight") != stem(layer, "bias")
+
+    if any(map(is_changed, layers)):
         model.__dict__.setdefault(_OF_FLOATS, model.__dict__.get("_weight_conversions"))
         model._weight_conversions = []
 

@@ -20,7 +20,7 @@ def block_lists(model: nn.Module, blocks: Blocks, is_layer: IsLayer) -> list[lis
     """Names of the blocks of every list of blocks, lists in the order of named_modules; [] without any.
 
     blocks    'auto': every outermost nn.ModuleList or nn.Sequential of two or more modules of one class, which are no
-              layers and hold layers; a name: the children of that module; names: these, one list; None: none.
+              layers, where some hold layers; a name: the children of that module; names: these, one list; None: none.
     is_layer  whether a module is one of the layers that the caller works on.
     Raises ArgumentError for names that are none, of blocks that are layers or lie in each other.
     """
@@ -61,4 +61,5 @@ def _are_blocks(module: nn.Module, is_layer: IsLayer) -> bool:
         return False
     children = list(module.children())  # a module that stands twice is listed once
     same = len({type(child) for child in children}) == 1 and len(children) == len(module._modules) >= 2
-    return same and all(not is_layer(child) and any(is_layer(m) for m in child.modules()) for child in children)
+    # the config may leave some of the blocks in floating point
+    return same and not any(map(is_layer, children)) and any(is_layer(m) for c in children for m in c.modules())
