@@ -125,6 +125,10 @@ Bytes everything(uint32_t seed) {
   std::vector<int64_t> counts(2 * kHistogramBins);
   cpu::magnitude_histogram(x.data(), DType::f32, rows, cols, cols, 3, counts.data());
   add(all, counts);
+  const double ratios[] = {1.0, 0.9, 0.8, 0.7};
+  std::vector<double> steps(static_cast<size_t>(rows * cols / 64));
+  cpu::least_squares_steps(x.data(), rows * cols / 64, 64, -7, 7, ratios, 4, steps.data());
+  add(all, steps);
   std::vector<int8_t> codes(static_cast<size_t>(n * k));
   for (auto& c : codes) c = static_cast<int8_t>(static_cast<int32_t>(random() % 16) - 8);
   std::vector<uint8_t> nibbles(static_cast<size_t>(n * ((k + 1) / 2)));
