@@ -149,6 +149,11 @@ def batch_named(number: int) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, *_OF_MODELS) as error:
+        if type(error).__name__ == "UncapturedHigherOrderOpError":  # torch.cond, which compiles its branches
+            raise CalibrationError(
+                "data: layers in branches of torch.cond cannot be watched: give them a scheme that needs no data "
+                "(W8A8Dynamic), or leave them out"
+            ) from error
         is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError  # out of memory
         if is_other or isinstance(error, PyquantError):
             raise

@@ -61,8 +61,12 @@ class LinearCall(LinearCodes):
         self._check_ready(x, residual)
         try:
             gives_numbers = self.scheme.is_integer and not self._gives_codes
-            if gives_numbers and isinstance(x, Tensor) and needs_derivative(x, residual):
-                return straight_through.apply(self, x, residual)
+            if isinstance(x, Tensor) and needs_derivative(x, residual):
+                if torch.jit.is_tracing():  # type: ignore[attr-defined]  # the op alone, which nobody differentiates
+                    with torch.no_grad():
+                        return self._result(self._run(x, residual, self.storage))
+                if gives_numbers:
+                    return straight_through.apply(self, x, residual)
             return self._result(self._run(x, residual, self.storage))
         except PyquantError:
             raise
@@ -310,10 +314,13 @@ def operand_of(storage: Tensor, x: Tensor) -> Tensor:
 
 
 def needs_derivative(x: Tensor, residual: Tensor | None) -> bool:
-    """Whether someone asks for the derivative of this call, backwards or (within a dual level) forwards."""
+    """Whether someone asks for the derivative of this call, backwards or (within a dual level) forwards. Nobody does of
+    a program that torch.export writes down: it has the op alone, also where parameters stand before the layer."""
     if forward_ad._current_level >= 0:
         return True
-    return torch.is_grad_enabled() and (x.requires_grad or (residual is not None and residual.requires_grad))
+    if not torch.is_grad_enabled() or not (x.requires_grad or (residual is not None and residual.requires_grad)):
+        return False
+    return not (torch.compiler.is_compiling() and torch.compiler.is_exporting())
 
 
 def same_memory(a: Tensor | None, b: Tensor | None) -> bool:

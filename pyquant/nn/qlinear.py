@@ -22,6 +22,11 @@ _weight_only = torch.ops.pyquant._weight_only.default
 _SCALE, _ZERO_POINT, _BIAS = (state.held(name) for name in ("weight_scale", "weight_zero_point", "bias"))
 
 
+def _is_written_down() -> bool:
+    """Whether a compiler or torch.jit.trace makes a graph of the call."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
 class QLinear(LinearCall):
     """y = activation(x @ W.T + bias) + residual, with W quantised as `scheme` says.
 
@@ -145,7 +150,7 @@ class QLinear(LinearCall):
                     return _qlinear(x, self._buffers["storage"], None, self._spec)
             except OP_ERRORS as error:
                 self._explain(error, x)
-        elif self._how is not None and isinstance(x, Tensor) and not (x.is_nested or torch.compiler.is_compiling()):
+        elif self._how is not None and isinstance(x, Tensor) and not (x.is_nested or _is_written_down()):
             # Graphs have the op of which compilers know the epilogue, and whose derivative there is. Columns are
             # counted here: of int4, two a byte, the op could not tell one less than there are.
             try:

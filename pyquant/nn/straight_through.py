@@ -30,7 +30,9 @@ class _StraightThrough(torch.autograd.Function):
         x: Tensor,
         residual: Tensor | None,
         storage: Tensor,
-        weight: Tensor,
+        weight: Tensor | None,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
         bias: Tensor | None,
         low: Tensor | None,
         high: Tensor | None,
@@ -40,20 +42,20 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, residual, _, weight, bias, low, high, layer = inputs
-        ctx.save_for_backward(x, weight, bias, low, high)
-        ctx.save_for_forward(x, weight, bias, low, high)
-        ctx.patches, ctx.fused = layer._form.patches, (layer.activation, *layer.clamp)
+        x, residual, *numbers, layer = inputs
+        ctx.save_for_backward(x, *numbers)
+        ctx.save_for_forward(x, *numbers)
+        ctx.form, ctx.fused = layer._form, (layer.activation, *layer.clamp)
         ctx.residual_dtype, ctx.out_dtype = None if residual is None else residual.dtype, output.dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, low, high = ctx.saved_tensors
-        g, patches = _through_activation(ctx, grad.float(), x, weight, bias), ctx.patches
+        x, weight, bias, low, high = _saved(ctx)
+        g, patches = _through_activation(ctx, grad.float(), x, weight, bias), ctx.form.patches
         back = g @ weight if patches is None else patches.convolve_backward(g, weight, x.shape)
         grad_x = _inside(back, x, low, high)
         grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
-        return grad_x.to(x.dtype), grad_residual, None, None, None, None, None, None
+        return grad_x.to(x.dtype), grad_residual, *(None,) * 8
 
 
 class _WithTangents(_StraightThrough):
@@ -61,11 +63,19 @@ class _WithTangents(_StraightThrough):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, residual: Tensor | None, *others: Any) -> Tensor:
-        x, weight, bias, low, high = ctx.saved_tensors
+        x, weight, bias, low, high = _saved(ctx)
         moved = torch.zeros_like(x, dtype=torch.float32) if tangent is None else tangent.float()
-        t = _product(_inside(moved, x, low, high), weight, None, ctx.patches)
+        t = _product(_inside(moved, x, low, high), weight, None, ctx.form.patches)
         t = _through_activation(ctx, t, x, weight, bias)
         return (t if residual is None else t + residual.float()).to(ctx.out_dtype)
+
+
+def _saved(ctx: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """x, the real weights, the bias and the limits of x. Weights are dequantised here: of a forward whose derivative
+    nobody asks for, as of every call outside of torch.no_grad, they would be nearly all of the time."""
+    x, storage, weight, scale, zero_point, bias, low, high = ctx.saved_tensors
+    real = ctx.form.real(storage, scale, zero_point, torch.float32) if weight is None else weight
+    return x, real, bias, low, high
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, patches: Patches | None) -> Tensor:
@@ -75,7 +85,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, patches: Patches | 
 def _through_activation(ctx: Any, change: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if ctx.fused[0] == "none":
         return change
-    return activation_gradient(_product(x.float(), weight, bias, ctx.patches), change, *ctx.fused)
+    return activation_gradient(_product(x.float(), weight, bias, ctx.form.patches), change, *ctx.fused)
 
 
 def _inside(change: Tensor, x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
@@ -85,16 +95,21 @@ def _inside(change: Tensor, x: Tensor, low: Tensor | None, high: Tensor | None) 
 
 def apply(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
     """layer(x, residual) with gradients for x and residual."""
-    weight = layer._real(torch.float32)
     function = _StraightThrough if forward_ad._current_level < 0 else _WithTangents
-    numbers = (layer.storage, weight, layer.bias_, *limits(layer))
+    # Dynamo refuses much in a backward; and what a compiled forward does not need is not computed in it.
+    weight = layer._real(torch.float32) if torch.compiler.is_compiling() else None
+    scaled = layer.weight_scale_, layer.weight_zero_point_
+    numbers = (layer.storage, weight, *scaled, layer.bias_, *limits(layer))
     y: Tensor = function.apply(x, residual, *numbers, layer)  # type: ignore[no-untyped-call]
     return y
 
 
 def is_transformed() -> bool:
     """Whether the call runs inside of torch.func or forward-mode differentiation, which know no op of ours."""
-    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    if forward_ad._current_level >= 0:
+        return True
+    # what compilers trace has an answer to the other question whether there is a stack or not
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def smooth(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:

@@ -351,3 +351,23 @@ def test_the_range_of_a_constant_is_the_constant(method: str, bits: int, value: 
     statistics = HistogramStatistics()
     statistics.observe(torch.full((8, 8), value))
     assert compute_range(statistics, scheme).amax.item() == pytest.approx(abs(value), rel=1e-6)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("count", [4096, 16384, 60000])
+@pytest.mark.parametrize("name", ["silu", "gelu"])
+def test_entropy_does_not_clip_all_but_the_negative_side_of_an_activation(name: str, count: int, bits: int) -> None:
+    """Most numbers lie there, in a few bins, which a few codes keep exactly: it left 1 dB of 15 at 4 bits."""
+    of = {"silu": lambda x: torch.nn.functional.silu(2 * x), "gelu": torch.nn.functional.gelu}[name]
+    generator = torch.Generator().manual_seed(5)
+    statistics, x = HistogramStatistics(), of(torch.randn(100_000, generator=generator))
+    statistics.observe(of(torch.randn(count, generator=generator)))
+
+    def decibels(method: str) -> float:
+        scheme = TensorScheme(bits, calibrator=method)
+        scale, zero_point = range_to_qparams(compute_range(statistics, scheme), scheme)
+        codes = numerics.quantize(x, scale, zero_point, "per_tensor", 0, *scheme.code_range)
+        error = numerics.dequantize(codes, scale, zero_point, "per_tensor") - x
+        return float(10 * torch.log10(x.square().sum() / error.square().sum()))
+
+    assert decibels("entropy") > decibels("mse") - (4 if bits < 8 else 16)

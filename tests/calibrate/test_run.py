@@ -380,3 +380,16 @@ def test_a_type_error_of_the_model_itself_goes_through() -> None:
 def test_a_batch_on_meta_is_named() -> None:
     with pytest.raises(ArgumentError, match=r"argument 'data': got float32 .2, 16. on meta"):
         pyquant.quantize_(nn.Sequential(nn.Linear(16, 8)), "W8A8", data=[torch.zeros(2, 16, device="meta")])
+
+
+def test_layers_in_branches_of_torch_cond_are_named() -> None:
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, self.one, self.other, (x,))
+
+    with pytest.raises(CalibrationError, match=r"torch\.cond cannot be watched.*W8A8Dynamic"):
+        pyquant.quantize_(Either(), "W8A8", data=[torch.randn(2, 8)], check_speed=False)

@@ -195,3 +195,11 @@ def test_every_opset_of_the_page_holds_a_decoder(scheme: str, tmp_path: Path) ->
             found = {one.domain: one.version for one in File(path).model.opset_import}
             assert (report.opset, found[""]) == (opset, opset)
             assert max(one.relative_error for one in report.outputs) < max(FORMS[scheme][2], 0.02)
+
+
+def test_weight_only_files_are_compared_as_they_are(tmp_path: Path) -> None:
+    """onnxruntime would round the activations of a matrix of integer weights to 8 bits, and the report be of that."""
+    model = nn.Sequential(nn.Linear(256, 256)).eval()
+    pyquant.quantize_(model, pyquant.W4A16(group_size=32), check_speed=False)
+    report = export(model, (torch.randn(16, 256),), tmp_path / "model.onnx", target="tensorrt")
+    assert report.outputs[0].relative_error < 1e-5

@@ -10,6 +10,7 @@ import torch
 from float_models import randomise, tiny
 from torch import Tensor, nn
 
+import pyquant
 from pyquant import ArgumentError, W8A8Dynamic
 from pyquant.ptq.improve.smooth import smooth_
 from pyquant.ptq.improve.smooth_rules import register_smoothing
@@ -75,15 +76,52 @@ def test_the_factors_are_the_papers() -> None:
     assert found["norm"] == pytest.approx(float(factor.max() / factor.min()))
 
 
-def test_channels_that_are_never_used_are_left_alone() -> None:
+@pytest.mark.parametrize("scheme", ["W8A8", "W8A8Dynamic", "W4A4(symmetric_inputs=False)"])
+@pytest.mark.parametrize("kind", ["unread", "unseen"])
+def test_channels_that_nobody_uses_do_not_set_the_scales_of_others(kind: str, scheme: str) -> None:
+    """Left at a factor of 1 beside channels that are divided by 5, or multiplied by 1000, they would."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).eval()
+    batches, x = [torch.randn(64, 64) for _ in range(8)], torch.randn(500, 64)
+    with torch.no_grad():
+        if kind == "unread":
+            model[1].weight[:, :6] = 0
+            model[0].weight[:3] = 40.0
+        else:
+            model[1].bias[:9] = -1e3  # never active
+            model[1].weight *= 1e-3
+            model[1].bias[9:] *= 1e-3
+            model[3].weight *= 1e3
+        want = model(x)
+
+        def decibels(smoothed: bool) -> float:
+            made = copy.deepcopy(model)
+            if smoothed:
+                smooth_(made, batches, 8)
+                assert all(bool(p.isfinite().all()) for p in made.parameters())
+                assert torch.allclose(made(x), want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
+            got = pyquant.quantize_(made, scheme, data=None if "Dynamic" in scheme else batches, check_speed=False)(x)
+            return float(10 * torch.log10(want.square().sum() / (got - want).square().sum()))
+
+        assert decibels(True) > decibels(False) - 0.7
+
+
+def test_channels_without_a_use_take_finite_factors() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     with torch.no_grad():
         model[0].weight[1], model[0].bias[1] = 0, -1  # always off
         model[2].weight[:, 2] = 0
-    old = model[0].weight.clone()
-    smooth_(model, [torch.rand(9, 2)], 1)
-    assert torch.equal(model[0].weight[1:], old[1:])
+    x = torch.rand(9, 2)
+    want = model(x).detach()
+    smooth_(model, [x], 1)
+    assert torch.allclose(model(x).detach(), want)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(-1.0)
+    before = copy.deepcopy(model.state_dict())
+    smooth_(model, [x], 1)  # no channel is used
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
 class Residual(nn.Module):

@@ -21,6 +21,7 @@ from pyquant.numerics.passes import at_once
 
 BINS = 2048
 PER_BIN = 64  # numbers a bin on average, where that leaves enough bins: fewer are noise, not a shape
+FEW_CODES = 8  # of which one is to hold a shape: see bins_for
 ZOOM_BELOW = 3 / 8
 ZOOMS = 10
 _TINY = 1e-300
@@ -46,7 +47,13 @@ def entropy(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
 
 
 def bins_for(count: float, codes: int) -> int:
-    """Linear bins for so many numbers: a power of two from 256 or 4 a code to BINS."""
+    """Linear bins for so many numbers: a power of two from 256 or 4 a code to BINS.
+
+    BINS for few codes, noise or not: of 256 bins the negative side of a SiLU or GELU, most of its numbers, fills ten.
+    Eight codes of a bin each keep that exactly, and a range that clips all else would have the least divergence.
+    """
+    if codes <= FEW_CODES and count >= BINS:
+        return BINS
     bins = 2 ** int(math.log2(max(count / PER_BIN, 1)))
     return max(min(bins, BINS), min(4 * codes, BINS), 256)
 

@@ -36,7 +36,7 @@ def retarget(program: ExportedProgram, device: torch.device | str, *, layout: st
              two levels of scales on sm_90 only.
     ->       the program. Codes and scales are the same numbers, so results are the same bits.
     Nothing is changed before everything is packed. Raises ArgumentError; UnsupportedError for a layer whose scales are
-    not in the program, where no compiled library can read the CPU's layout, and for 'cuda' where no GPU is.
+    not in the program, or that stands in a branch of torch.cond, where no compiled library can read the CPU's layout, and for 'cuda' where no GPU is.
 
     Example:
         >>> from pyquant import QLinear, W8A8Dynamic
@@ -51,6 +51,13 @@ def retarget(program: ExportedProgram, device: torch.device | str, *, layout: st
     target = _device(device)
     if layout is not None and layout not in _FOR[target.type]:
         raise ArgumentError("layout", arguments.shown(layout), f"{' or '.join(_FOR[target.type])} on {target.type}")
+    for name, part in program.graph_module.named_modules():
+        inner = part.graph.nodes if name and isinstance(part, fx.GraphModule) else ()
+        if any(node.target in _PACKED for node in inner):
+            raise UnsupportedError(
+                f"layers stand in a part of the program that runs on its own ({name}: a branch of torch.cond, or a "
+                "region with a grad mode of its own): export for the device instead, under torch.no_grad()"
+            )
     new: dict[fx.Node, tuple[str, Tensor]] = {}
     specs: list[tuple[fx.Node, int, list[int]]] = []
     for node in program.graph.nodes:

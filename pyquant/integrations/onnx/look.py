@@ -36,6 +36,8 @@ class Session:
 
         self._path = path
         options = onnxruntime.SessionOptions()
+        # of integer weights that it multiplies as they are it would round the activations to 8 bits: another model
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if is_precise:
             options.add_session_config_entry(PRECISE, "1")
         options.log_severity_level = 3  # it warns that an optimised graph belongs to this machine, which is its purpose

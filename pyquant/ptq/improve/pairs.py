@@ -48,8 +48,22 @@ class Pair:
         return [*self.modules[0].parameters(recurse=False), *self.matrices()]
 
     def usable(self, factor: Tensor, used: Tensor) -> Tensor:
-        """Factors of channels that are used, kept away from 0; 1 for others."""
-        factor = torch.where(used & factor.isfinite(), factor.clamp_min(_SMALLEST), torch.ones_like(factor))
+        """Factors of channels that are used, kept away from 0; of others what leaves the scales to the used ones.
+
+        Factors are no ratios to 1: beside channels that are divided by 5 one that is not is an outlier. A channel whose
+        weights are 0 is divided by as much as the others in the mean, and until it is no larger than the largest of
+        them; one that was always 0 is multiplied likewise in the consumers.
+        """
+        used = used & factor.isfinite()
+        if not bool(used.any()):
+            return torch.ones_like(factor)
+        factor = factor.clamp_min(_SMALLEST)
+        columns, seen = columns_of(self), self.amax.to(factor.device)  # type: ignore[union-attr]
+        typical = factor[used].double().log().mean().exp().float()
+        largest, widest = (seen / factor)[used].max(), (columns * factor)[used].max()
+        unread = torch.maximum(typical, seen / largest) if largest > 0 else typical
+        unseen = torch.minimum(typical, widest / columns).clamp_min(_SMALLEST) if widest > 0 else typical
+        factor = torch.where(used, factor, torch.where(columns > 0, unseen, unread))
         return _power_of_two(factor) if self.exact else factor
 
 
@@ -98,7 +112,7 @@ def columns_of(pair: Pair) -> Tensor:
 
 
 def factor_of(pair: Pair, alpha: float) -> Tensor:
-    """SmoothQuant's factors, float32 [K]; 1 for channels that are never used."""
+    """SmoothQuant's factors, float32 [K]."""
     columns = columns_of(pair)
     seen = pair.amax.to(columns.device)  # type: ignore[union-attr]
     return pair.usable(seen.pow(alpha) / columns.pow(1 - alpha), (seen > 0) & (columns > 0))

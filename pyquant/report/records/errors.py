@@ -20,7 +20,7 @@ class TensorError:
     sqnr_db     10 log10(signal / error), infinite where nothing differs; negative where the error is the larger.
     cosine      of both tensors as vectors.
     clip_share  share of the numbers beyond the range of the codes; None for results.
-    kl          Kullback-Leibler divergence in nats of the histogram (128 bins over the float numbers of the first
+    kl          Kullback-Leibler divergence in nats of the histogram (128 bins over the float numbers of all
                 batch) of quantised results from that of the float ones; None for weights and inputs.
     """
 
