@@ -36,7 +36,8 @@ def retarget(program: ExportedProgram, device: torch.device | str, *, layout: st
              two levels of scales on sm_90 only.
     ->       the program. Codes and scales are the same numbers, so results are the same bits.
     Nothing is changed before everything is packed. Raises ArgumentError; UnsupportedError for a layer whose scales are
-    not in the program, or that stands in a branch of torch.cond, where no compiled library can read the CPU's layout, and for 'cuda' where no GPU is.
+    not in the program, or that stands in a branch of torch.cond, where no compiled library can read the CPU's layout,
+    and for 'cuda' where no GPU is.
 
     Example:
         >>> from pyquant import QLinear, W8A8Dynamic

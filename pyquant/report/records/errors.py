@@ -21,7 +21,7 @@ class TensorError:
     cosine      of both tensors as vectors.
     clip_share  share of the numbers beyond the range of the codes; None for results.
     kl          Kullback-Leibler divergence in nats of the histogram (128 bins over the float numbers of all
-                batch) of quantised results from that of the float ones; None for weights and inputs.
+                batches) of quantised results from that of the float ones; None for weights and inputs.
     """
 
     layer: str
