@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -92,7 +92,7 @@ def _report(
         why = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:4]) or "no quantised layer"
         raise ArgumentError("model", why, "a quantised or simulating model, and the float model with the same names")
     sums: _AllSums = {}
-    moved = {pair.name for pair in pairs if _is_moved(pair)}
+    moved = _moved(pairs)
     compared = [pair for pair in pairs if pair.name not in moved]
     for pair in compared:
         _add_weight(sums, pair)
@@ -198,14 +198,24 @@ def _add_weight(sums: _AllSums, pair: _Pair) -> None:
     entry.clipped = _clipped(original, s, qparams, per)
 
 
-_OFF = 0.06  # of factors: codes that GPTQ chose are off by up to 0.2, as they make up for the inputs' rounding
-_EXPLAINED = 0.27  # of the change: those explain up to 0.2 of it, factors that moved from 0.34, rotations 0.5
+_OFF = 0.06  # of factors: beyond what rounding makes
+_MUCH = 0.5  # GPTQ's corrected targets are up to 0.27 smaller, all of a layer alike
+_EXPLAINED = 0.2  # of a change by factors that differ, beyond chance: of codes that GPTQ chose up to 0.14
 
 
-def _is_moved(pair: _Pair) -> bool:
+def _moved(pairs: Sequence[_Pair]) -> set[str]:
+    """Layers whose weights smoothing, equalisation, a rotation or training changed beyond rounding and GPTQ. Factors
+    move from one layer to another: where some surely did, those that may have are taken for the others."""
+    how = {pair.name: _how_moved(pair) for pair in pairs}
+    least = 1 if 2 in how.values() else 2
+    return {name for name, moved in how.items() if moved >= least}
+
+
+def _how_moved(pair: _Pair) -> int:
     """Whether rows or columns of the quantised weights are the original's times other numbers than those of the
-    original, rounded and clipped by the same scales, are: by how far the factors of least squares are apart, in the
-    mean over the squares of the weights, and what share of the difference they are."""
+    original, rounded and clipped by the same scales, are: 2 surely, 1 maybe, 0 not. By the factors of least squares:
+    how far they are from 1 in the mean over the squares of the weights, and what share of the change they are less the
+    one for all."""
     original, ours = _matrix(pair.original, pair.original.weight).float(), _quantised_weight(pair.layer).float()
     scale, zero_point = _weight_ranges(pair, original)
     s = pair.scheme.weights
@@ -215,12 +225,22 @@ def _is_moved(pair: _Pair) -> bool:
     codes = ops.quantize(original.contiguous(), scale, zero_point, *how, *s.code_range)
     change = ours - ops.dequantize(codes, scale, zero_point, *how)
     squares, changed = original.square(), float(change.square().sum())
+    whole = float(squares.sum())
+    if whole == 0:
+        return 0
+    common = float((original * change).sum()) / whole
+    if abs(common) > _MUCH:
+        return 2
+    off = 0.0
     for dim in (0, 1):
         along, of = (original * change).sum(dim), squares.sum(dim)
-        explained = float((along.square() / of.clamp_min(torch.finfo(of.dtype).tiny)).sum())
-        if float(along.abs().sum()) > _OFF * float(squares.sum()) and explained > _EXPLAINED * changed:
-            return True
-    return False
+        off = max(off, float(along.abs().sum()) / whole)
+        differ = along - common * of
+        chance = 1 / change.shape[dim]  # what one factor for so many numbers explains of any change
+        explained = float((differ.square() / of.clamp_min(torch.finfo(of.dtype).tiny)).sum())
+        if float(differ.abs().sum()) > _OFF * whole and explained > (chance + (1 - chance) * _EXPLAINED) * changed:
+            return 2
+    return int(off > _OFF)
 
 
 def _add_batch(
@@ -381,10 +401,11 @@ class _Sums:
         """Of BINS equal bins from the smallest to the largest number of the original, the outer ones open."""
         if self.bins is None:
             return None
-        edges = torch.linspace(*self.ends, BINS + 1, dtype=torch.float64)[1:-1].contiguous()
-        centres = (torch.arange(_FINE, dtype=torch.float64) + 0.5 - _FINE // 2) * math.ldexp(2 / _FINE, self.exponent)
+        device, width = self.bins.device, math.ldexp(2 / _FINE, self.exponent)
+        edges = torch.linspace(*self.ends, BINS + 1, dtype=torch.float64, device=device)[1:-1].contiguous()
+        centres = (torch.arange(_FINE, dtype=torch.float64, device=device) + 0.5 - _FINE // 2) * width
         at = torch.bucketize(centres, edges)
-        p, q = (torch.bincount(at, counts.cpu(), minlength=BINS) + 1e-3 for counts in self.bins)
+        p, q = (torch.bincount(at, counts, minlength=BINS) + 1e-3 for counts in self.bins)
         p, q = p / p.sum(), q / q.sum()
         return max(float((p * (p / q).log()).sum()), 0.0)
 
