@@ -52,8 +52,8 @@ class CodeType:
         return max(-self.qmin, self.qmax)
 
     @property
-    def weight_calibrator(self) -> str:
-        """Where presets have the ranges of weights from: few codes are better close together than far-reaching."""
+    def preset_calibrator(self) -> str:
+        """Where presets have static ranges from: few codes are better close together than far-reaching."""
         return "mse" if self.qmax < 64 else "max"
 
     def columns(self, k: int) -> int:

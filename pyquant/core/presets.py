@@ -1,6 +1,7 @@
 """The named schemes, W8A8 to FP16, and their way to and from text ('W4A8Dynamic(group_size=128)').
 
-Weights of 8 bits and weights with zero points have ranges by their maximum, others of 4 bits by the mean squared error.
+Weights and static inputs of 8 bits, and weights with zero points, have ranges by their maximum, others of 4 bits by the
+mean squared error.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ def W4A8TwoLevelDynamic(group_size: int = 128, *, symmetric_inputs: bool = True)
 
 
 def W4A4(group_size: int | None = None, *, symmetric_inputs: bool = True) -> QScheme:
-    """4-bit weights, 4-bit static per-tensor inputs.
+    """4-bit weights, 4-bit static per-tensor inputs, with ranges of the least squared error.
 
     Example:
-        >>> W4A4().inputs.code_range
-        (-7, 7)
+        >>> W4A4().inputs.code_range, W4A4().inputs.calibrator
+        ((-7, 7), 'mse')
     """
     return QScheme(_weights(4, group_size), _inputs(4, symmetric_inputs, dynamic=False))
 
@@ -254,13 +255,14 @@ def _candidate(scheme: QScheme) -> tuple[str, dict[str, Any]]:
 def _weights(bits: int, group_size: int | None, symmetric: bool = True, two_level: bool = False) -> TensorScheme:
     granularity = "per_channel" if group_size is None else "per_group"
     # with zero points the search costs sixteen times as much (docs/calibration.md 3): for whoever asks for it
-    calibrator = code_type(bits).weight_calibrator if symmetric is True else "max"
+    calibrator = code_type(bits).preset_calibrator if symmetric is True else "max"
     return TensorScheme(bits, symmetric, granularity, group_size, calibrator=calibrator, two_level=two_level)
 
 
 def _inputs(bits: int, symmetric: bool, dynamic: bool) -> TensorScheme:
     granularity = "per_token" if dynamic else "per_tensor"
-    return TensorScheme(bits=bits, symmetric=symmetric, granularity=granularity, dynamic=dynamic)
+    calibrator = "max" if dynamic else code_type(bits).preset_calibrator  # dynamic ranges are the maximum of each row
+    return TensorScheme(bits, symmetric, granularity, dynamic=dynamic, calibrator=calibrator)
 
 
 def _value(text: str, value: str) -> Any:

@@ -33,8 +33,8 @@ class Defaults:
         self, scheme: QScheme, calibrator_weights: str | None = None, calibrator_inputs: str | None = None
     ) -> LayerScheme:
         """A scheme with calibrators: those given, else the scheme's own where it is not what schemes have unasked
-        ('max', and of weights what presets have), else the defaults (None: the scheme's own). 16-bit schemes are as
-        they are, and dynamic inputs have no calibrator."""
+        ('max', or what presets have), else the defaults (None: the scheme's own). 16-bit schemes are as they are, and
+        dynamic inputs have no calibrator."""
         if scheme.is_float:
             return LayerScheme(scheme)
         still_open = set()
@@ -43,7 +43,7 @@ class Defaults:
             is_weight = field == "weights"
             default = self.calibrator_weights if is_weight else self.calibrator_inputs
             named = calibrator_weights if is_weight else calibrator_inputs
-            unasked = ("max", old.code_type.weight_calibrator) if is_weight else ("max",)
+            unasked = ("max", old.code_type.preset_calibrator)
             name = named or (default if default is not None and old.calibrator in unasked else old.calibrator)
             if name == OPEN:
                 still_open.add(field.removesuffix("s"))

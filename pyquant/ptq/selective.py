@@ -38,7 +38,8 @@ class SelectiveQuantizer:
     default_quant_modules_calibrator_weights  'max', 'percentile', 'entropy', 'mse', or 'histogram': the method that
                      QuantizationCalibrator.calibrate_model names. None: what the scheme says; presets say 'mse' for
                      symmetric weights of 4 bits and 'max' for others, so for W8A8, the default here.
-    default_quant_modules_calibrator_inputs   the same for the inputs of layers.
+    default_quant_modules_calibrator_inputs   the same for the inputs of layers. It stands before the 'mse' that W4A4
+                     says for its inputs: say 'mse' here to have it.
     default_per_channel_quant_weights   one scale an output channel; False: one for all weights of a layer.
     default_learn_amax   prepare_qat_ makes the ranges of weights and static inputs parameters, which training moves.
     verbose          log (INFO, logger 'pyquant.ptq') what became of every layer.
@@ -204,7 +205,8 @@ class SelectiveQuantizer:
         """Another scheme, or only other calibrators, for some layers.
 
         layer_names  keys of layers, or of blocks for all layers in them.
-        scheme       QScheme; None: the default scheme. A calibrator in it other than 'max' counts.
+        scheme       QScheme; None: the default scheme. A calibrator in it counts, unless it is 'max' or the one that a
+                     preset of those bits has ('mse' at 4).
         calibrator_weights, calibrator_inputs   'max', 'percentile', 'entropy', 'mse', 'histogram'; None: the scheme's,
                      or the quantizer's default.
         """

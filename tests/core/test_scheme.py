@@ -89,6 +89,28 @@ def test_the_presets_are_what_their_names_say() -> None:
     assert not FP16().is_weight_only
 
 
+def test_presets_of_four_bits_take_static_ranges_by_the_squared_error() -> None:
+    """15 codes that reach the largest number leave most of them unused; 255 do not."""
+    static = {
+        name: scheme.inputs.calibrator
+        for name, scheme in ((name, preset()) for name, preset in PRESETS.items())
+        if scheme.inputs is not None and scheme.is_static
+    }
+    assert static == {"W8A8": "max", "W4A8": "max", "W4A8TwoLevel": "max", "W4A4": "mse"}
+    assert W4A4(32, symmetric_inputs=False).inputs.calibrator == "mse"
+    dynamic = [preset().inputs for name, preset in PRESETS.items() if name.endswith("Dynamic")]
+    assert {inputs.calibrator for inputs in dynamic} == {"max"}  # of each row, at run time
+
+
+def test_what_was_written_before_presets_said_it_is_what_it_was() -> None:
+    saved = W4A4().to_dict()
+    for calibrator in ({"calibrator": "max"}, {}):
+        saved["inputs"] = {"bits": 4} | calibrator
+        scheme = QScheme.from_dict(saved)
+        assert scheme.inputs == TensorScheme(bits=4)
+        assert str(scheme) == "W4A4, inputs max"
+
+
 def test_a_scheme_that_no_preset_gives_tells_its_parts() -> None:
     scheme = QScheme(WEIGHTS, TOKENS, TensorScheme(calibrator="percentile", percentile=99.9))
     assert (

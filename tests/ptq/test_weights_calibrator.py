@@ -212,6 +212,44 @@ def test_whoever_says_a_calibrator_has_it_instead_of_the_presets() -> None:
     assert pyquant.W4A16(symmetric=False).weights.calibrator == pyquant.W8A16().weights.calibrator == "max"
 
 
+def test_the_inputs_of_a_preset_are_as_the_preset_or_the_user_says() -> None:
+    """Every way to static 4-bit inputs has the preset's 'mse', unless a calibrator is given."""
+
+    def inputs(model: nn.Module) -> str:
+        return str(model[0].scheme.inputs.calibrator)
+
+    four, data, quick = pyquant.W4A4(), batches(), {"check_speed": False}
+    by_max = replace(four, inputs=replace(four.inputs, calibrator="max"))
+    found = {}
+    for name, scheme in (("mse", four), ("max", by_max)):
+        model = pyquant.quantize_(net(), scheme, data=data, **quick)
+        assert inputs(model) == name
+        found[name] = model[0].input_scale
+        recipe = {"default": {"scheme": "W4A4", "inputs": {"calibrator": name}}, "calib_params": {"num_calib_batches": 2}}
+        for other in (
+            pyquant.quantize_(net(), {nn.Linear: scheme}, data=data, **quick),
+            pyquant.quantize_(net(), pyquant.Recipe.from_dict(recipe), data=data, **quick),
+            pyquant.convert_(pyquant.prepare_qat_(_prepared(scheme, data)).eval()),
+        ):
+            assert inputs(other) == name
+            assert torch.equal(other[0].input_scale, found[name])
+    assert found["mse"] < 0.9 * found["max"]
+    # SuperGradients' default, 'histogram', leaves the inputs of presets to the method of the calibration call
+    for said, want in (((), "entropy"), ((None, "max"), "max"), ((None, "mse"), "mse")):
+        model = pyquant.SelectiveQuantizer(*said, scheme=four, verbose=False).quantize_module(net())
+        pyquant.QuantizationCalibrator().calibrate_model(model, data, "entropy", 2)
+        assert inputs(model) == want
+    quantizer = pyquant.SelectiveQuantizer("max", "max", scheme=four, mode="naive", verbose=False)
+    assert inputs(quantizer.quantize_module(net())) == "max"
+    quantizer = pyquant.SelectiveQuantizer(verbose=False)
+    quantizer.register_layer_scheme({"0"}, four, calibrator_inputs="mse")
+    assert inputs(quantizer.quantize_module(net())) == "mse"
+
+
+def _prepared(scheme: QScheme, data: list[Tensor]) -> nn.Module:
+    return calibrate_(pyquant.insert_fake_quantize_(net(), scheme), data, 2)
+
+
 def test_a_range_that_nobody_gives_is_refused() -> None:
     scheme = by(pyquant.W8A8Dynamic(), "fixed")
     with pytest.raises(SchemeError, match=r"'weights.calibrator': got 'fixed'; allowed: max, .*from_codes"):
