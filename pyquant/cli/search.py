@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-loss", type=float, metavar="X", help="of the label-free loss; then no task metric")
     add("--max-latency-us", type=float, metavar="X", help="of the whole model, by the table")
     add("--max-size-bytes", type=float, metavar="X", help="of the whole model")
-    add("--max-effective-bits", type=float, metavar="X", help="bits a weight, on average")
+    add("--max-effective-bits", type=float, metavar="X", help="bits a weight, on average, scales included")
     add(
         "--metric",
         help="label-free loss: kl (default); sqnr, mse, cosine with --eval, or with another limit than --max-drop",

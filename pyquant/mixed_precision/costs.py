@@ -70,8 +70,9 @@ def size_cost(model: SwitchableModel, latency: LatencyTable | None = None) -> Co
 
 @objective("effective_bits")
 def bits_cost(model: SwitchableModel, latency: LatencyTable | None = None) -> CostTable:
-    """Bits a weight on average over the quantisable weights: sum of numel x bits / sum of numel. A weight that stays in
-    floating point has those of its dtype, as in the bytes of `size`."""
+    """Bits a weight on average over the quantisable weights, its share of the scales and zero points included, as they
+    are in the bytes of `size`: 4.25 of 4-bit codes with a float32 scale for 128. A weight that stays in floating point
+    has those of its dtype."""
     total = math.fsum(model.numel)
     table = [[bits / total for bits in row] for row in model.group_bits()]
     return CostTable("bits", table)

@@ -34,7 +34,8 @@ def search(
     max_drop           how much worse than the float model's the metric may be, absolutely. None: only other limits, of
                        which there must be one then. Without eval_fn it needs metric 'kl': with another one say
                        max_drop=None and, for instance, max_loss.
-    objective          'latency' (microseconds, measured), 'size' (bytes) or 'effective_bits': what becomes small.
+    objective          'latency' (microseconds, measured), 'size' (bytes) or 'effective_bits' (a weight on average, with
+                       its share of scales and zero points): what becomes small.
     options            keywords, each with a default:
         metric         label-free loss of a configuration's outputs against the float model's: 'kl' (of logits),
                        'sqnr', 'mse', 'cosine': these with eval_fn, or with max_drop=None and another limit.

@@ -103,9 +103,9 @@ def test_an_eval_function_without_a_number_is_called_by_its_option(capsys: pytes
 
 
 def test_limits_without_a_metric() -> None:
-    assert main([*WORDS, "--max-effective-bits", "8", "--record", "r.json"]) == 0
+    assert main([*WORDS, "--max-effective-bits", "10", "--record", "r.json"]) == 0
     record = load_record("r.json", SearchReport)
-    assert record.plan.effective_bits <= 8
+    assert record.plan.effective_bits <= 10
     assert json.loads(Path("calibration.json").read_text())["ranges"]
 
 

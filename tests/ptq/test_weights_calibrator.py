@@ -167,7 +167,7 @@ def test_files_say_what_was_done(method: str, tmp_path: Path) -> None:
 
 
 def test_a_plan_of_a_search_uses_it() -> None:
-    options: dict[str, Any] = {"objective": "size", "num_batches": 2, "max_drop": None, "max_effective_bits": 4.0}
+    options: dict[str, Any] = {"objective": "size", "num_batches": 2, "max_drop": None, "max_effective_bits": 5.0}
     plan = pyquant.search(net(), None, batches(), ("float", "int4"), **options)
     assert plan.configuration == {"0": "int4", "2": "int4"}
     model = plan.apply_(net())
@@ -225,7 +225,10 @@ def test_the_inputs_of_a_preset_are_as_the_preset_or_the_user_says() -> None:
         model = pyquant.quantize_(net(), scheme, data=data, **quick)
         assert inputs(model) == name
         found[name] = model[0].input_scale
-        recipe = {"default": {"scheme": "W4A4", "inputs": {"calibrator": name}}, "calib_params": {"num_calib_batches": 2}}
+        recipe = {
+            "default": {"scheme": "W4A4", "inputs": {"calibrator": name}},
+            "calib_params": {"num_calib_batches": 2},
+        }
         for other in (
             pyquant.quantize_(net(), {nn.Linear: scheme}, data=data, **quick),
             pyquant.quantize_(net(), pyquant.Recipe.from_dict(recipe), data=data, **quick),

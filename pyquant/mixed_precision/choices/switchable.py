@@ -34,6 +34,7 @@ from pyquant.simulate.kinds import simulate
 Config = tuple[int, ...]
 
 USUAL_BATCHES: Final = 16  # kept by default
+_OF_WEIGHTS: Final = ("weight_scale", "weight_zero_point")  # what a file has beside the codes of a weight
 
 
 class SwitchableModel:
@@ -155,12 +156,17 @@ class SwitchableModel:
         return [value for _, new in kept for value in new.state_dict().values()]
 
     def group_bits(self) -> list[list[int]]:
-        """Bits of every group's weights in every format, [groups][formats]: codes alone; floats have their dtype's."""
-        floats = [8 * _bytes(_weight(self._sites[n]) for n in g.layers) for g in self.groups]
-        return [
-            [first, *(numel * f.weight_bits for f in self.formats[1:])]
-            for first, numel in zip(floats, self.numel, strict=True)
-        ]
+        """Bits of every group's weights in every format, [groups][formats]: of their codes, scales and zero points, as
+        a file holds these; floats have their dtype's. A weight of several layers counts in each, as in numel."""
+        return [[sum(self._bits(n, f) for n in g.layers) for f in range(len(self.formats))] for g in self.groups]
+
+    def _bits(self, name: str, format_index: int) -> int:
+        weight = _weight(self._sites[name])
+        if not format_index:
+            return 8 * weight.nbytes
+        state = self.layer(name, format_index).state_dict()
+        scales = (value for key, value in state.items() if key.rpartition(".")[2] in _OF_WEIGHTS)
+        return weight.numel() * self.formats[format_index].weight_bits + 8 * _bytes(scales)
 
     def other_bytes(self) -> int:
         """Bytes of everything that is in no group, or not in one alone: the embedding that a head is tied to."""

@@ -37,7 +37,8 @@ class SearchedPoint:
 
     configuration   {group: format}.
     cost            by the tables, in the unit of the objective; size_bytes: of the model's file; effective_bits: a
-                    weight on average over the groups, those of its dtype where it stays in floating point.
+                    weight on average over the groups, its scales and zero points included, those of its dtype
+                    where it stays in floating point.
     loss            by the label-free metric, measured; predicted_loss: by the tables before any measurement.
     quality         of the user's eval_fn, None where it was not run; drop: what is missing to the float model's.
     latency_us      measured end to end, None where it was not; latency_low_us, latency_high_us: 95 % interval.

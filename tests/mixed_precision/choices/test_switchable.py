@@ -92,6 +92,28 @@ def test_sizes_are_those_of_files() -> None:
     assert switchable.other_bytes() == 0
 
 
+@pytest.mark.parametrize(
+    ("format", "bits"),
+    [
+        ("W8A8Dynamic", 8 + 32 / 128),
+        ("W4A16(group_size=128)", 4 + 32 / 128),
+        ("W4A16(group_size=32)", 4 + 32 / 32),
+        ("W4A16(group_size=64, symmetric=False)", 4 + 64 / 64),
+        ("W4A8TwoLevel(group_size=16)", 4 + 32 / 16),
+    ],
+)
+def test_bits_of_a_weight_are_those_of_its_codes_and_scales(format: str, bits: float) -> None:
+    model, data = nn.Sequential(nn.Linear(128, 24), nn.Linear(24, 4)), [torch.randn(4, 128)]
+    filter_fn = lambda module, name: name == "0"  # noqa: E731
+    switchable = SwitchableModel(model, ("float", format), data, filter_fn=filter_fn)
+    assert switchable.group_bits() == [[32 * 128 * 24, bits * 128 * 24]]
+    free = SwitchableModel(_Tied(bias=False), ("float", "W8A16"))
+    bits_of = {g.name: row for g, row in zip(free.groups, free.group_bits(), strict=True)}
+    assert (
+        bits_of["one+two"] == [2 * row for row in bits_of["middle"]] == [2 * 16 * 16 * 32, 2 * (16 * 16 * 8 + 16 * 32)]
+    )
+
+
 class _Tied(nn.Module):
     """As a language model with tie_word_embeddings, and two layers of one weight, whose biases may be two."""
 
