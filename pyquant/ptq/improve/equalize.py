@@ -17,6 +17,7 @@ from pyquant.nn.linear_state import LinearState
 from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.ptq.improve.equalize_pairs import Link, links_of, magnitudes
 from pyquant.ptq.improve.replay import check_unmoved
+from pyquant.ptq.improve.writable import check_writable
 from pyquant.simulate.kinds import is_simulated
 
 _SWEEPS: Final = 100
@@ -68,6 +69,7 @@ def equalize_reversibly(
     arguments.module("model", model)
     if any(is_simulated(m) or isinstance(m, LinearState) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: equalize before quantising")
+    check_writable(model)
     links = links_of(model, pairs)
     layers = {name: module for link in links for name, module in link.modules.items()}
     if any(p.is_meta for module in layers.values() for p in module.parameters(recurse=False)):

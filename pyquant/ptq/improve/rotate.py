@@ -23,6 +23,7 @@ from pyquant.ptq.improve.orthogonal import Rotation
 from pyquant.ptq.improve.replay import check_unmoved
 from pyquant.ptq.improve.rotate_rules import RotationSpec, filled, matching, specs_of
 from pyquant.ptq.improve.smooth_rules import RMS_NORMS
+from pyquant.ptq.improve.writable import check_writable
 from pyquant.simulate.kinds import is_simulated
 
 ALLOWED: Final = "a spec that names every writer and reader of the stream"
@@ -104,6 +105,7 @@ def rotate_reversibly(
         raise ArgumentError("online", "True beside a spec", "the names in RotationSpec(online=[...])")
     if any(is_simulated(m) or isinstance(m, LinearState) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: rotate before quantising")
+    check_writable(model)
     found = [("", model, spec)] if spec is not None else known_specs(model, online)
     generator = torch.Generator().manual_seed(seed)
     with evaluating(model), undone_on_error() as steps:

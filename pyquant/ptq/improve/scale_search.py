@@ -24,6 +24,7 @@ from pyquant.nn.undo import Undo, undone_on_error
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of
 from pyquant.ptq.improve.pairs import Pair, factor_of, find_pairs, scale_by
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, check_unmoved
+from pyquant.ptq.improve.writable import check_writable
 from pyquant.simulate.calibrate import calibrate_
 from pyquant.simulate.insert import simulated, simulated_fates
 from pyquant.simulate.kinds import is_simulated
@@ -104,6 +105,7 @@ def search_scales_reversibly(
     held_out = held_out_of(num_held_out, num_batches)
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: search before quantising")
+    check_writable(model)
     groups = find_pairs(model, pairs)
     schemes = schemes_by(model, config)
     split = num_batches - held_out

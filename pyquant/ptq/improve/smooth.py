@@ -20,6 +20,7 @@ from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
 from pyquant.ptq.blockwise.offload import Place
 from pyquant.ptq.improve.pairs import factor_of, find_pairs, scale_by
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, check_unmoved
+from pyquant.ptq.improve.writable import check_writable
 from pyquant.simulate.kinds import is_simulated
 
 
@@ -82,6 +83,7 @@ def smooth_reversibly(
     replay = Replay(model, data, num_batches, batch_to_inputs)
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: smooth before quantising")
+    check_writable(model)
     groups = find_pairs(model, pairs)
     place = Place() if way is None else way.place
     lists = (
