@@ -38,7 +38,7 @@ def dequantize_(model: nn.Module) -> nn.Module:
     model  nn.Module that contains QLinear, QConv2d or QEmbedding layers (not itself one: that has `to_float`).
     ->     the model: nn.Linear, nn.Conv2d and nn.Embedding with scale * (code - zero_point) in each layer's own type,
            and its bias; activations that fuse_ had moved are modules again; shared layers stay shared, and an embedding
-           and a projection of equal weights share them. Hooks and training flags are kept, devices too.
+           and a projection of equal weights share them. Hooks, training flags, devices and frozen parameters are kept.
            Every module is of its former class again: subclasses, and what quantize_ or load_pretrained had rewritten
            (Conv1D, attention, LSTM), where register_linear_form says how; what expose_linears_ had, stays. Where
            inputs were transformed or sorted first (HadamardLinear, a checkpoint with `desc_act`), the weight has that,
@@ -122,6 +122,8 @@ def float_of(
     if isinstance(layer, LinearCall) and layer.missing is not None:
         raise ArgumentError("model", f"layer '{names[0]}' without {layer.missing}", "layers with all their numbers")
     module = restored(layer.to_float(), layer) if original is None else original  # type: ignore[operator]
+    if module is not original:
+        obstacles.freeze_again(layer, module)
     if isinstance(layer, LinearCall) and layer.activation != "none" and names[0] not in fused:
         module = nn.Sequential(module, _activation(layer))  # its own, not one that fuse_ moved
     if module is not original:  # which has them

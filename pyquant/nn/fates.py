@@ -127,6 +127,8 @@ def twin_of(old: nn.Module, name: str, make: Callable[[nn.Module], nn.Module]) -
         new = make(old)
     obstacles.carry_hooks(old, new)
     obstacles.carry_attributes(old, new)
+    if isinstance(new, LinearState):
+        obstacles.carry_frozen(old, new)
     if origin.has_origin(old):
         origin.remember(new, old)
     return new

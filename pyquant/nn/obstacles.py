@@ -35,6 +35,8 @@ _LOAD_HOOKS: Final = "_load_state_dict_pre_hooks"  # which hold the module that 
 
 # What a call of a float layer runs; of a convolution the second one computes it, and subclasses and patches replace it.
 _CALLED: Final = ("forward", "_conv_forward", "__call__")
+_TRAINED: Final = ("weight", "bias")
+_FROZEN: Final = "_frozen"  # names of parameters of a float layer that were not to be trained
 _CARRIED: Final = "_carried"  # names of attributes that a float layer had beside those of its class
 # The float classes that have a quantised twin.
 KINDS: Final[tuple[type[nn.Module], ...]] = (nn.Linear, nn.Embedding, nn.Conv2d)
@@ -190,6 +192,22 @@ def carry_attributes(old: nn.Module, new: nn.Module) -> None:
     names = vars(old).get(_CARRIED, ()) if base is None else [n for n in vars(old) if n[0] != "_" and n not in known]
     found = {name: vars(old)[name] for name in names if name in vars(old) and not hasattr(new, name)}
     new.__dict__ |= found | ({_CARRIED: tuple(found)} if found else {})
+
+
+def carry_frozen(old: nn.Module, new: nn.Module) -> None:
+    """Which parameters of a float layer are frozen (requires_grad=False), for freeze_again; codes are never trained."""
+    frozen = vars(old).get(_FROZEN)
+    if frozen is None:
+        frozen = tuple(n for n in _TRAINED if (p := old._parameters.get(n)) is not None and not p.requires_grad)
+    if frozen:
+        new.__dict__[_FROZEN] = frozen
+
+
+def freeze_again(quantised: nn.Module, new: nn.Module) -> None:
+    """The float layer that a quantised one becomes has the frozen parameters of the one that it was."""
+    for name in vars(quantised).get(_FROZEN, ()):
+        if (parameter := new._parameters.get(name)) is not None:
+            parameter.requires_grad_(False)
 
 
 @cache

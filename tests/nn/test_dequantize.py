@@ -134,3 +134,25 @@ def test_activations_of_other_libraries_come_back() -> None:
     assert type(model.encoder.layer[0].intermediate.intermediate_act_fn) is nn.Identity
     pyquant.dequantize_(model)
     assert model.encoder.layer[0].intermediate.intermediate_act_fn is before
+
+
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", "W4A16(group_size=16)", "FP16"])
+@pytest.mark.parametrize("simulated", [False, True])
+def test_frozen_parameters_stay_frozen(scheme: str, simulated: bool) -> None:
+    """A backbone that was frozen before quantisation is after it, and what is trained is; in a copy too."""
+    if simulated and scheme == "FP16":
+        return
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Conv2d(2, 4, 1), nn.Embedding(8, 16))
+    model[0].requires_grad_(False)
+    model[2].bias.requires_grad_(False)
+    model[3].weight.requires_grad_(False)
+    model[4].requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert len(set(before.values())) == 2
+    if simulated:
+        pyquant.convert_(pyquant.insert_fake_quantize_(model, pyquant.scheme_from_name(scheme)))
+    else:
+        pyquant.quantize_(model, scheme, embeddings=scheme != "FP16", check_speed=False)
+    pyquant.dequantize_(copied := copy.deepcopy(model))
+    for one in (copied, pyquant.dequantize_(model)):
+        assert {name: p.requires_grad for name, p in one.named_parameters()} == before
