@@ -39,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="who runs it (default: %(default)s)",
     )
     add("--opset", type=int, default=21, help="21 to 23 (default: %(default)s)")
-    add("--dynamic-batch", action="store_true", help="the first dimension of every input may vary")
+    add(
+        "--dynamic-batch",
+        action="store_true",
+        help="the first dimension of every input may vary; all others, such as the number of tokens, are those of the "
+        "inputs (docs/onnx.md: export(dynamic_shapes=) frees them)",
+    )
     add("--input-names", nargs="+", metavar="NAME", help="of the file's inputs, in order (default: torch's)")
     add("--output-names", nargs="+", metavar="NAME", help="of the file's outputs, in order (default: torch's)")
     add("--report", metavar="FILE", help="save the report as JSON: `pyquant report` reads it")
