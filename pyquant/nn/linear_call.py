@@ -250,6 +250,8 @@ class LinearCall(LinearCodes):
         """What an op said, in the words of the layer: its packed buffer is no argument that a caller knows."""
         if isinstance(x, Tensor):
             self._check_device(x)
+            if "Not yet supported ScalarType" in str(error) and x.dtype not in FLOATS:  # torch's, of its newest types
+                raise ArgumentError("x", describe(x), " or ".join(map(dtype_name, FLOATS))) from None
         reraise(error)
 
     def _check_codes(self, x: QTensor) -> None:

@@ -145,3 +145,15 @@ def test_it_exports_compiles_and_trains() -> None:
     assert leaf.grad is not None
     pyquant.dequantize_(model)
     assert torch.equal(model[0].bias.detach().float(), layer.bias_.bfloat16().float())
+
+
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", "W4A8Dynamic(group_size=8)", "W4A16(group_size=8)", "FP16"])
+@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float8_e4m3fn", "float64"])
+def test_inputs_of_another_type_are_refused_by_their_name(scheme: str, name: str) -> None:
+    """Also those that torch's own bindings have no number for."""
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip(f"this torch has no {name}")
+    layer = QLinear.from_float(nn.Linear(16, 8), scheme_from_name(scheme))
+    with pytest.raises(pyquant.errors.ArgumentError, match=rf"'x': got {name} \[2, 16\]; allowed: float32 or float16"):
+        layer(torch.ones(2, 16).to(dtype))
