@@ -36,7 +36,7 @@ NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
-.PHONY: docs demo test sample packages set-up environment environment-tools browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
+.PHONY: docs demo test sample packages set-up environment environment-tools browser emulator test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -85,6 +85,13 @@ $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@! command -v nvcc >/dev/null || $(INSTALL) --no-deps nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
 	@$(INSTALL) pytest pytest-xdist hypothesis psutil pyyaml tqdm matplotlib
 	@touch $@
+
+# The CPU engine is compiled for Arm and run by an emulator where both are installed or, in CI, can be.
+emulator:
+	@if [ -n "$$CI" ] && ! command -v qemu-aarch64-static >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  echo "pyquant: installing a compiler and an emulator for Arm"; \
+	  { apt-get -qq update && apt-get -qq install -y --no-install-recommends g++-aarch64-linux-gnu qemu-user-static; } >/dev/null 2>&1 \
+	  || echo "pyquant: they could not be installed; the tests on Arm are skipped"; fi
 
 # Pages are tested in a real browser where one is installed or, in CI, can be: otherwise those tests are skipped and say so.
 browser:
@@ -150,10 +157,10 @@ environment-tools: $(STAMPS)/tools
 sample: $(SAMPLE)
 
 # Everything that is installed for tests and checks, one after another.
-environment: $(STAMPS)/dev $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser
+environment: $(STAMPS)/dev $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser emulator
 
 # What installs waits for one core and for disks: the kernels compile meanwhile.
-packages: $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser
+packages: $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser emulator
 
 set-up: $(STAMPS)/tools
 	@$(MAKE) --no-print-directory packages & packages=$$!; \

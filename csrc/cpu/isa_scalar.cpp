@@ -37,7 +37,13 @@ struct V {
   static I set_i(int32_t v) { return v; }
   static F load_f32(const float* p) { return *p; }
   static F load_f16(const uint16_t* p) { return float_from_half(*p); }
-  static F load_bf16(const uint16_t* p) { return float_from_bits(static_cast<uint32_t>(*p) << 16); }
+  static F load_bf16(const uint16_t* p) {
+    uint32_t bits = *p;
+#if defined(__aarch64__) && defined(__GNUC__)
+    asm("" : "+r"(bits));  // g++ 12 makes vectors of this shift that forget half of the numbers
+#endif
+    return float_from_bits(bits << 16);
+  }
   // Rows of int4 begin at any byte.
   static I load_i(const int32_t* p) {
     I v;

@@ -17,6 +17,10 @@
   X(avx512_vnni, PYQ_CPU_HAS_VNNI)  \
   X(avx512_bf16, PYQ_CPU_HAS_BF16)  \
   X(amx_int8, PYQ_CPU_HAS_BF16 && has_amx())
+#elif defined(__aarch64__)
+#define PYQUANT_CPU_ISAS(X) \
+  X(scalar, true)           \
+  X(neon_dotprod, has_dotprod())
 #else
 #define PYQUANT_CPU_ISAS(X) \
   X(scalar, true)

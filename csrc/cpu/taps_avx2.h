@@ -52,23 +52,13 @@ __attribute__((noinline)) void tap_tile(const TapRun& run, int64_t pixel, int64_
       PYQ_EACH(p) { each<2>(PYQ_EACH(v) { V::store_i(run.acc + (pixel + p) * run.ld + channel + v * 8, c[p][v]); }); });
 }
 
-template <Spread kSpread>
-void tap_channels(const TapRun& run) {
-  int64_t pixel = 0;
-  for (; pixel + 4 <= run.pixels; pixel += 4)
-    for (int64_t c = 0; c < run.channels; c += 16) tap_tile<kSpread, 4>(run, pixel, c);
-  for (; pixel < run.pixels; ++pixel)
-    for (int64_t c = 0; c < run.channels; c += 16) tap_tile<kSpread, 1>(run, pixel, c);
-}
+}  // namespace
+}  // namespace pyquant::cpu
 
-void taps(const TapRun& run) {
-  switch (run.spread) {
-    case Spread::side_by_side: return tap_channels<Spread::side_by_side>(run);
-    case Spread::one: return tap_channels<Spread::one>(run);
-    case Spread::near: return tap_channels<Spread::near>(run);
-    case Spread::far: return tap_channels<Spread::far>(run);
-  }
-}
+#include "cpu/taps_by_four.h"
+
+namespace pyquant::cpu {
+namespace {
 
 template <int L>
 void interleave_lines(const Interleave& given) {

@@ -4,25 +4,11 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
-#define PYQ_INLINE __attribute__((always_inline)) inline
+#include "cpu/each.h"
 
 namespace pyquant::cpu {
 namespace {
-
-// f(0) to f(N - 1), each number a constant: accumulators that a loop would index become registers at once, and not only
-// where g++ 12 happens to unroll that loop before it looks at the one around it.
-template <class F, int... kNumbers>
-PYQ_INLINE void each_of(F f, std::integer_sequence<int, kNumbers...>) {
-  (f(std::integral_constant<int, kNumbers>{}), ...);
-}
-template <int N, class F>
-PYQ_INLINE void each(F f) {
-  each_of(f, std::make_integer_sequence<int, N>{});
-}
-#define PYQ_EACH(i) [&](auto i) __attribute__((always_inline))
 
 // In assembler because g++ 12 would add the products to each other first, run out of registers, and copy the sums back
 // and forth.

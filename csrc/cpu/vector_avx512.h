@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define PYQ_INLINE __attribute__((always_inline)) inline
+#include "cpu/each.h"
 
 namespace pyquant::cpu {
 namespace {

@@ -24,7 +24,10 @@ from pyquant.numerics import activation as spec_activation
 
 ROOT = Path(__file__).resolve().parents[2]
 S4, S8, U8, S32, F16, BF16, F32 = range(7)  # csrc/core/dtype.h
-ISAS = tuple(re.findall(r"^ +X\((\w+),", (ROOT / "csrc/cpu/isas.h").read_text().split("#else")[0], re.M))
+# The lists of isas.h, one a processor: x86-64, Arm, all others.
+LISTS = {"x86_64": 0, "AMD64": 0, "aarch64": 1}
+ISAS_TEXT = re.split("#el", (ROOT / "csrc/cpu/isas.h").read_text())[LISTS.get(platform.machine(), 2)]
+ISAS = tuple(re.findall(r"^ +X\((\w+),", ISAS_TEXT, re.M))
 AMAX_FLOOR = np.float32(2.0**-100)
 Array = np.ndarray
 
@@ -35,7 +38,7 @@ FLAGS = [
     "-fvisibility=hidden",
     "-ffp-contract=off",
     "-fno-math-errno",
-    "-fno-trapping-math",
+    *(["-fno-trapping-math"] if LISTS.get(platform.machine()) == 0 else []),
 ]
 
 
