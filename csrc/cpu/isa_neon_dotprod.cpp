@@ -82,7 +82,7 @@ __attribute__((noinline)) void tile_s8(const uint8_t* a, int64_t lda, const int8
 
 // Columns of a tile of R rows, in vectors: few rows take many, so that the weights are read in order.
 template <int R>
-constexpr int kVectors = R > 2 ? 4 : 8;
+constexpr int kVectors = 4 * (R > 2 ? 1 : 2);
 
 // All columns of a block.
 template <int R>
