@@ -19,6 +19,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from csrc.cpu_engine import isa_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("cmake", "ninja")
@@ -127,7 +128,9 @@ def test_the_sources_of_the_distribution_are_complete_for_cmake_and_the_compiler
     assert len(names) > 20
     # Sources that are one for the compiler stand in a file of cmake's.
     given = "\n".join(Path(file).read_text() if "/Unity/" in file else f'{file}"' for _, file in calls)
-    assert {name for name in names if f'/{name}"' not in given} <= {"device_cuda.cpp"}
+    of_other_processors = {path.name for path in (ROOT / "csrc/cpu").glob("isa_*.cpp") if isa_flags(path) is None}
+    assert of_other_processors <= {path.name for path in source.rglob("isa_*.cpp")}
+    assert {name for name in names if f'/{name}"' not in given} <= {"device_cuda.cpp", *of_other_processors}
     for command, file in calls:
         matrix.run("sh", "-c", f"cd {build} && {command} -M {file} > headers")
         assert f"{ROOT}/csrc" not in (build / "headers").read_text(), file
