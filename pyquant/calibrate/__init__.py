@@ -9,6 +9,7 @@ from pyquant.calibrate.collectors import (
 )
 from pyquant.calibrate.compare import Comparison, compare, histogram_methods, linear_histogram, signed_histogram
 from pyquant.calibrate.methods.fixed import GivenRange
+from pyquant.calibrate.padding import counted, counting_padding
 from pyquant.calibrate.registry import (
     Method,
     Range,
@@ -38,6 +39,8 @@ __all__ = [
     "calibrator",
     "compare",
     "compute_range",
+    "counted",
+    "counting_padding",
     "histogram_methods",
     "linear_histogram",
     "methods",

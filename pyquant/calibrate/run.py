@@ -11,12 +11,13 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pyquant.calibrate.padding import NO_PADDING, Padding, has_decoder, left_out, padding_of
 from pyquant.calibrate.progress import SavedStatistics
 from pyquant.calibrate.statistics import RangeStatistics
 from pyquant.core import arguments
@@ -29,8 +30,15 @@ LABELS = ("label", "labels")
 # what models raise over a batch that is not theirs, beside RuntimeError
 _OF_MODELS: Final = (ValueError, AttributeError, LookupError, AssertionError)
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Collected = dict[str, Mapping[str, RangeStatistics]]
+
+
+class Inputs(NamedTuple):
+    """A call of a module: arguments, keyword arguments, and which of its positions are padding."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    padding: Padding = NO_PADDING
 
 
 @runtime_checkable
@@ -67,6 +75,7 @@ def run_calibration(
     targets          modules of the model that follow CalibrationTarget, by name; without names: those of the model.
     data             yields batches: a tensor is the model's argument; of a tuple or list the first item is; a mapping
                      (also a BatchEncoding) gives keyword arguments, those that forward() takes, labels left out.
+                     Positions that its attention_mask calls padding do not count in the statistics.
     num_batches      how many are run: neither one more nor one less. Of a longer `data` no further batch is fetched.
     batch_to_inputs  replaces that rule: batch -> tensor, tuple of arguments, or mapping of keyword arguments.
     save_every       with save_to (a directory): saves the statistics after every so many batches, and a run with the
@@ -118,9 +127,9 @@ def run_calibration(
             if saved is not None and done < saved.batches:
                 continue
             running.clear()
-            args, kwargs = to_inputs(batch)
+            args, kwargs, padding = to_inputs(batch)
             try:
-                with batch_named(done):
+                with batch_named(done), left_out(padding):
                     model(*args, **kwargs)
             except TypeError as error:
                 check_call(model, args, kwargs, batch, error)
@@ -261,10 +270,10 @@ def _device_of(model: nn.Module) -> torch.device | None:
 
 
 def inputs_of(model: nn.Module, batch_to_inputs: Callable[[Any], Any] | None) -> Callable[[Any], Inputs]:
-    """The rule of run_calibration: batch -> (arguments, keyword arguments) of the model's call, on its device."""
+    """The rule of run_calibration: batch -> the model's call, on its device, with what the batch tells of padding."""
     arguments.function("batch_to_inputs", batch_to_inputs, "batch -> arguments of the model")
     device = _device_of(model)
-    accepted = _keywords(model)
+    accepted, names, decodes = _keywords(model), _positions(model), has_decoder(model)
 
     def of_batch(batch: Any) -> Inputs:
         args: Any = ()
@@ -279,13 +288,15 @@ def inputs_of(model: nn.Module, batch_to_inputs: Callable[[Any], Any] | None) ->
             keywords = {k: v for k, v in batch.items() if batch_to_inputs is not None or accepted(k)}
             if not keywords:
                 raise ArgumentError("data", f"a batch with {sorted(batch)}", "names that the model's forward() takes")
-            return (), {k: _moved(v, device) for k, v in keywords.items()}
+            padding = padding_of(batch, decodes)  # also of a mask that forward() does not take
+            return Inputs((), {k: _moved(v, device) for k, v in keywords.items()}, padding)
         if not args:
             if not isinstance(batch, Tensor):
                 allowed = "a tensor or mapping, alone or first in a tuple or list; batch_to_inputs for anything else"
                 raise ArgumentError("data", f"a batch whose input is a {type(batch).__name__}", allowed)
             args = (batch,)
-        return tuple(_moved(a, device) for a in args), {}
+        padding = padding_of(dict(zip(names, args, strict=False)), decodes)
+        return Inputs(tuple(_moved(a, device) for a in args), {}, padding)
 
     return of_batch
 
@@ -297,6 +308,12 @@ def _keywords(model: nn.Module) -> Callable[[str], bool]:
         return lambda name: name not in LABELS
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return lambda name: name in names and name not in LABELS
+
+
+def _positions(model: nn.Module) -> list[str]:
+    """The names of forward()'s positional arguments."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _moved(value: Any, device: torch.device | None) -> Any:

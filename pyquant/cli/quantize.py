@@ -246,7 +246,7 @@ def _example(model: nn.Module, batches: Iterable[Any] | None) -> Any:
     from pyquant.calibrate.run import inputs_of
 
     for batch in batches or ():
-        args, keywords = inputs_of(model, None)(batch)
+        args, keywords, _ = inputs_of(model, None)(batch)
         return keywords or tuple(args)
     raise ArgumentError("--data", "no batch", "at least one batch, the example of --auto")
 

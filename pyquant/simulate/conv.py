@@ -63,6 +63,8 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
         layer.__dict__.update((name, getattr(conv, name)) for name in _SHAPE)
         layer.weight, layer.bias, layer.patches = conv.weight, conv.bias, Patches.of(conv)
         layer._simulate(scheme, layer.patches.matrix(layer.weight.detach()))
+        for fake in layer.fake_quantizers().values():
+            fake.has_rows = False
         return layer.train(conv.training)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pyquant import ops
 from pyquant.calibrate import Range, RangeStatistics, new_statistics, range_to_qparams
+from pyquant.calibrate.padding import counted
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.nested import each_token
@@ -69,7 +70,7 @@ class FakeQuantize(nn.Module):
         if x.is_nested:
             return each_token(self, x)
         if self.statistics is not None:
-            self.statistics.observe(x.detach())
+            self.statistics.observe(counted(x.detach()) if self.has_rows else x.detach())
             return x
         if self.mode == "off":
             return x
@@ -106,6 +107,8 @@ class FakeQuantize(nn.Module):
         if self.mode == "collect":
             self.statistics, self.mode = None, "quantize"
 
+    # Whether what is rounded is [..., channels], of which positions may be padding, and no image.
+    has_rows = True
     # Whether the calibration call names the method (SelectiveQuantizer's calibrator 'histogram').
     method_is_open = False
     # Whether prepare_qat_ is to learn the range, where it can (SelectiveQuantizer's default_learn_amax).

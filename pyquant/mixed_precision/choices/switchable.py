@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from pyquant.calibrate.padding import Padding, counted, left_out
 from pyquant.calibrate.run import Inputs, inputs_of
 from pyquant.core import arguments
 from pyquant.core.modes import evaluating
@@ -82,7 +83,7 @@ class SwitchableModel:
         self.formats = formats_of(formats, {_weight(site).dtype for site in self._sites.values()})
         self.groups = find_groups(model, grouping, filter_fn)
         _warn_of_forms(model, filter_fn)
-        # batch -> (arguments, keyword arguments) of the model's call, on its device
+        # batch -> the model's call, on its device
         self.inputs: Callable[[Any], Inputs] = inputs_of(model, batch_to_inputs)
         self._to_output = output_tensor if to_output is None else to_output
         self._batch_to_inputs = batch_to_inputs
@@ -229,14 +230,22 @@ class SwitchableModel:
             yield
 
     def call(self, batch: Any) -> Tensor:
-        """The output tensor of the model, as it is now, for one batch; the caller decides about gradients."""
-        args, kwargs = self.inputs(batch)
-        output = self._to_output(self.model(*args, **kwargs))
+        """What counts of the output tensor of the model, as it is now, for one batch: [rows, ...] without padding where
+        the batch has some; the caller decides about gradients."""
+        output, padding = self.whole(batch)
+        with left_out(padding):
+            return counted(output)
+
+    def whole(self, batch: Any) -> tuple[Tensor, Padding]:
+        """The output tensor with its padded positions, and which these are."""
+        args, kwargs, padding = self.inputs(batch)
+        with left_out(padding):
+            output = self._to_output(self.model(*args, **kwargs))
         if not isinstance(output, Tensor):
             raise ArgumentError("to_output", f"a function that returned a {type(output).__name__}", "one of a tensor")
         if output.is_nested:
             raise ArgumentError("to_output", "an output that is a nested tensor", "a function that takes its values()")
-        return output
+        return output, padding
 
     def outputs(self, config: Config, batches: Iterable[Any] | None = None) -> list[Tensor]:
         """The outputs of a configuration for the batches (None: those kept), without gradients."""

@@ -329,7 +329,8 @@ def example_of(switchable: SwitchableModel, example_inputs: Any) -> tuple[tuple[
         if not switchable.batches:
             raise ArgumentError("example_inputs", "None, and no data", "a batch")
         example_inputs = switchable.batches[0]
-    return switchable.inputs(example_inputs)
+    args, kwargs, _ = switchable.inputs(example_inputs)
+    return args, kwargs
 
 
 def clock_of(clock: str | StampClock | Clock | None, switchable: SwitchableModel) -> StampClock | Clock:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
+from pyquant.calibrate.padding import counted, left_out
 from pyquant.calibrate.run import batch_named, inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.core.modes import evaluating
@@ -101,8 +102,8 @@ def _report(
     to_inputs, done = inputs_of(reference, batch_to_inputs), 0
     with evaluating(model), evaluating(reference), torch.no_grad():
         for _, batch in zip(range(num_batches), data, strict=False):
-            args, kwargs = to_inputs(batch)
-            with batch_named(done):
+            args, kwargs, padding = to_inputs(batch)
+            with batch_named(done), left_out(padding):
                 _add_batch(sums, compared, called, other, model, reference, args, kwargs)
             done += 1
     if done < num_batches:
@@ -142,6 +143,10 @@ class _Pair:
     @property
     def scheme(self) -> QScheme:
         return self.layer.scheme  # type: ignore[no-any-return]
+
+    def counted(self, x: Tensor) -> Tensor:
+        """What counts of an input or a result: all of an image, else what is no padding."""
+        return x if hasattr(self.layer, "patches") else counted(x)
 
     @property
     def computes_more(self) -> str:
@@ -268,7 +273,7 @@ def _add_batch(
                 given.setdefault(pair.name, []).append(y)
                 _add_input(sums, pair, x)
                 if not pair.computes_more:
-                    _entry(sums, pair.name, "alone").add(pair.layer(x), y)
+                    _entry(sums, pair.name, "alone").add(pair.counted(pair.layer(x)), pair.counted(y))
 
         return hook
 
@@ -278,7 +283,7 @@ def _add_batch(
             if references and isinstance(y, Tensor) and not pair.computes_more and not pair.bank:
                 want = references.pop(0)
                 if want.shape == y.shape:
-                    _entry(sums, pair.name, "output").add(y, want)
+                    _entry(sums, pair.name, "output").add(pair.counted(y), pair.counted(want))
                 else:
                     other.add(pair.name)
 
@@ -289,7 +294,7 @@ def _add_batch(
     with hooked([(pair.layer, quantised(pair)) for pair in pairs]):
         got = first_tensor(model(*args, **kwargs))
     if want is not None and got is not None and want.shape == got.shape:
-        _entry(sums, "", "output").add(got, want)
+        _entry(sums, "", "output").add(counted(got), counted(want))
     elif want is not None and got is not None:
         other.add("")
 
@@ -307,6 +312,7 @@ def _add_input(sums: _AllSums, pair: _Pair, x: Tensor) -> None:
         y = fake(x.reshape(x.shape[0] if x.dim() == 4 else 1, -1)).reshape(x.shape)
     else:
         y = fake(x)
+    y, x = pair.counted(y), pair.counted(x)
     entry.add(y, x)
     if not s.dynamic:
         qparams = (layer.input_scale_, layer.input_zero_point_) if fake is None else fake.qparams()

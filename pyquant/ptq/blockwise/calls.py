@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pyquant.calibrate.padding import NO_PADDING, Padding, now
 from pyquant.calibrate.run import Inputs
 from pyquant.ptq.blockwise.empty import Gives
 
@@ -36,20 +37,22 @@ class NotAChain(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a block: a Ref for every tensor, other arguments as they are, and how they are put together."""
+    """One call of a block: a Ref for every tensor, other arguments as they are, how they are put together, and the
+    padding of the batch."""
 
     leaves: tuple[Any, ...]
     structure: Any
+    padding: Padding = NO_PADDING
 
     def refs(self) -> list[Ref]:
         """Where its tensors come from."""
         return [leaf.ref for leaf in self.leaves if isinstance(leaf, _At)]
 
     def inputs(self, tensor: Callable[[Ref], Tensor]) -> Inputs:
-        """Arguments and keyword arguments, with tensors from `tensor`."""
+        """The call, with tensors from `tensor`."""
         leaves = [tensor(leaf.ref) if isinstance(leaf, _At) else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
-        return args, kwargs
+        return Inputs(args, kwargs, self.padding)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class Recorder:
             raise NotAChain(self._chain, f"block {i} is called when block {self.done} should be")
         self.entered = i
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        self.recording.calls.append(Call(tuple(self._leaf(i, n, leaf) for n, leaf in enumerate(leaves)), structure))
+        refs = tuple(self._leaf(i, n, leaf) for n, leaf in enumerate(leaves))
+        self.recording.calls.append(Call(refs, structure, now()))
         self._given = leaves, structure
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference())
         self._versions = [(tensor, tensor._version) for tensor in tensors]

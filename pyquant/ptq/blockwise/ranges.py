@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.calibrate import Range
+from pyquant.calibrate.padding import left_out
 from pyquant.ptq.blockwise.drive import Way, improved
 from pyquant.ptq.blockwise.stage import Stage
 from pyquant.ptq.improve.matrix import simulated_layers
@@ -69,8 +70,9 @@ class _Called(nn.Module):
         self.module, self._replay = replay.module, replay
 
     def forward(self, batch: int) -> Any:
-        args, kwargs = self._replay.inputs(self._replay.batches[batch])
-        return self.module(*args, **kwargs)
+        args, kwargs, padding = self._replay.inputs(self._replay.batches[batch])
+        with left_out(padding):
+            return self.module(*args, **kwargs)
 
 
 def _plain(end: Tensor) -> Any:

@@ -15,7 +15,7 @@ from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.stage import Stage
-from pyquant.ptq.improve.matrix import Layer, outputs_by_channel, simulated_layers
+from pyquant.ptq.improve.matrix import Layer, counted_of, outputs_by_channel, simulated_layers
 from pyquant.ptq.improve.replay import BatchToInputs, Replay
 
 
@@ -118,7 +118,7 @@ def _means(replay: Replay, name: str, layer: Layer, calls: int) -> _Outputs:
 
     def see(_: Tensor, y: Tensor) -> None:
         nonlocal squares, rows
-        flat = outputs_by_channel(layer, y).double()
+        flat = outputs_by_channel(layer, counted_of(layer, y)).double()
         total.add_(flat.sum(0))
         squares, rows = squares + float(flat.square().sum()), rows + flat.shape[0]
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
-from pyquant.ptq.improve.replay import Replay, tensors_of
+from pyquant.ptq.improve.replay import Replay, counted_of_output, tensors_of
 
 ErrorFunction = Callable[[Any, Any], float]
 
@@ -36,7 +36,7 @@ def error_function(error: str | ErrorFunction | None) -> ErrorFunction:
 
 def relative_mse(floats: Any, output: Any) -> float:
     """The squared difference of all tensors, of the squares of the float ones."""
-    pairs = list(zip(tensors_of(floats), tensors_of(output), strict=True))
+    pairs = list(zip(counted_of_output(floats), counted_of_output(output), strict=True))
     if not pairs:
         raise ArgumentError("error", "'mse'", "a function: the model's output holds no floating-point tensor")
     noise = sum(float((b.double() - a.double()).square().sum()) for a, b in pairs)
@@ -47,7 +47,9 @@ def kl(floats: Any, output: Any) -> float:
     """Mean KL(float || quantised) in nats over all rows of the first output."""
     if not tensors_of(floats):
         raise ArgumentError("error", "'kl'", "a function: the model's output holds no floating-point tensor")
-    p, q = (F.log_softmax(tensors_of(o)[0].double(), -1).flatten(0, -2) for o in (floats, output))
+    p, q = (F.log_softmax(counted_of_output(o)[0].double(), -1).flatten(0, -2) for o in (floats, output))
+    if not len(p):
+        return 0.0
     return float(F.kl_div(q, p, log_target=True, reduction="batchmean"))
 
 
@@ -64,7 +66,7 @@ def held_out_of(given: int | None, num_batches: int) -> int:
 def mean_error(replay: Replay, floats: Sequence[Any], first: int, error: ErrorFunction) -> float:
     """The mean error of the batches from `first` on; floats: the float outputs, of those batches or of all."""
     wanted = floats[len(floats) - (len(replay.batches) - first) :]
-    return sum(error(out, replay.run(replay.batches[first + i])) for i, out in enumerate(wanted)) / len(wanted)
+    return sum(replay.error(error, out, replay.batches[first + i]) for i, out in enumerate(wanted)) / len(wanted)
 
 
 def finite(error: float) -> float:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from pyquant.calibrate.padding import left_out
 from pyquant.core import arguments
 from pyquant.core.modes import evaluating
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.sites import Config
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of, mean_error
-from pyquant.ptq.improve.replay import BatchToInputs, Replay, tensors_of
+from pyquant.ptq.improve.replay import BatchToInputs, Replay, counted_of_output
 from pyquant.ptq.improve.rotate import Turned, rotate_reversibly
 from pyquant.ptq.improve.rotate_rules import RotationSpec
 from pyquant.simulate.calibrate import calibrate_
@@ -93,7 +94,7 @@ def learn_rotation_(
     measure = error_function(error)
     replay = Replay(model, data, num_batches, batch_to_inputs)
     split = num_batches - held_out_of(num_held_out, num_batches)
-    args, keywords = replay.inputs(replay.batches[0])
+    args, keywords, _ = replay.inputs(replay.batches[0])
     example = keywords or tuple(args)
     targets = [replay.run(batch) for batch in replay.batches]
 
@@ -150,8 +151,8 @@ def _learn(
             for stream, m in zip(streams, matrices, strict=True)
             for p, dim in stream.parameters
         }
-        args, keywords = rounded.inputs(rounded.batches[i])
-        with evaluating(model):
+        args, keywords, padding = rounded.inputs(rounded.batches[i])
+        with evaluating(model), left_out(padding):
             return _divergence(targets[i], functional_call(model, turned, args, keywords))
 
     for step in range(steps):
@@ -195,7 +196,7 @@ def _turn(parameter: Tensor, matrix: Tensor, dim: int) -> Tensor:
 def _divergence(floats: Any, output: Any) -> Tensor:
     """Mean KL(float || rounded) over the rows of the first output; where it has no rows of classes, the squared
     difference of all tensors as a share of the float ones."""
-    first, second = tensors_of(floats), tensors_of(output)
+    first, second = counted_of_output(floats), counted_of_output(output)
     if not first:
         raise ArgumentError("model", "an output without a floating-point tensor", "one that can be compared")
     if first[0].dim() >= 2 and first[0].shape[-1] >= 2:

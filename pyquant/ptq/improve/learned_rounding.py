@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pyquant.calibrate.padding import left_out
 from pyquant.core import arguments
 from pyquant.errors import NonFiniteError
 from pyquant.nn.undo import undone_on_error
@@ -18,7 +19,7 @@ from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, finite, held_out_of, mean_error, relative_mse
 from pyquant.ptq.improve.matrix import Layer, matrix_of, simulated_layers, weight_from
-from pyquant.ptq.improve.replay import BatchToInputs, Replay, tensors_of
+from pyquant.ptq.improve.replay import BatchToInputs, Replay, counted_of_output
 from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.float_model import float_parameters
 
@@ -148,9 +149,11 @@ class _LearnedRounding:
         """Take the steps, each on one batch; of the moves at some looks the ones with the least error on all batches
         stay, as a single batch is a noisy judge."""
         generator = torch.Generator().manual_seed(self.seed)
-        scale = max(
-            sum(float(t.double().square().sum()) for out in seen[: self.split] for t in tensors_of(out)), 1e-300
-        )
+        squares = 0.0
+        for i, out in enumerate(seen[: self.split]):
+            with left_out(stage.rounded.inputs(stage.rounded.batches[i]).padding):
+                squares += sum(float(t.double().square().sum()) for t in counted_of_output(out))
+        scale = max(squares, 1e-300)
         order: list[int] = []
         for module in moves.values():
             module.layer.weight_fake_quant = module
@@ -161,9 +164,7 @@ class _LearnedRounding:
             order = order or torch.randperm(self.split, generator=generator, device="cpu").tolist()
             i = order.pop()
             with torch.enable_grad():
-                pairs = zip(
-                    tensors_of(seen[i]), tensors_of(stage.rounded.forward(stage.rounded.batches[i])), strict=True
-                )
+                pairs = stage.rounded.compared(seen[i], stage.rounded.batches[i])
                 loss = (
                     sum(
                         ((b.float() - a.float()).square().sum() for a, b in pairs),
@@ -181,8 +182,8 @@ class _LearnedRounding:
                 if gradient is not None:
                     value.sub_(rate * gradient.sign()).clamp_(-_HALF, _HALF)
             if step in looks:
-                outputs = (stage.rounded.run(stage.rounded.batches[b]) for b in range(self.split))
-                now = sum(relative_mse(wanted, output) for wanted, output in zip(seen, outputs, strict=False))
+                rounded = stage.rounded
+                now = sum(rounded.error(relative_mse, seen[b], rounded.batches[b]) for b in range(self.split))
                 if now < least:
                     least, best = now, [value.detach().clone() for value in values]
         for value, found in zip(values, best, strict=True):

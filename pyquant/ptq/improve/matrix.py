@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from pyquant.calibrate.padding import counted
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.simulate.conv import FakeQuantConv2d
@@ -55,6 +56,11 @@ def rounded_input(layer: Layer, x: Tensor) -> Tensor:
         images = x.shape[0] if x.dim() == 4 else 1
         return fake(x.reshape(images, -1)).reshape(x.shape)
     return fake(x)
+
+
+def counted_of(layer: Layer, x: Tensor) -> Tensor:
+    """What counts of an input or a result of a layer: all of an image, else what is no padding."""
+    return x if isinstance(layer, FakeQuantConv2d) else counted(x)
 
 
 def outputs_by_channel(layer: Layer, y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from pyquant.errors import NonFiniteError
 from pyquant.nn.flow import watch_input
 from pyquant.ptq.blockwise.stage import Stage
 from pyquant.ptq.improve.ldl import Ldl, ldl_of
-from pyquant.ptq.improve.matrix import matrix_of, rounded_input, rows_of
+from pyquant.ptq.improve.matrix import counted_of, matrix_of, rounded_input, rows_of
 from pyquant.ptq.improve.replay import Replay
 from pyquant.ptq.improve.same_input import checked
 
@@ -86,11 +86,11 @@ def moments_of(stage: Stage, names: Sequence[str], batches: int, *, cross: bool)
                 seen.remove()
 
     def see(x: Tensor) -> None:
-        rows = rows_of(layer, rounded_input(layer, x)).float()
+        rows = rows_of(layer, counted_of(layer, rounded_input(layer, x))).float()
         if not bool(rows.isfinite().all()):
             raise NonFiniteError("data", f"NaN or infinity in the input of {names[0]}, batch {at[0]}", "finite numbers")
         _add_squares(found.hessian, rows)
-        if found.cross is not None and (not floats or floats[0].shape != x.shape):
+        if found.cross is not None and (not floats or floats[0].shape != counted_of(layer, x).shape):
             found.cross = None
         if found.cross is not None:
             moved = rows_of(layer, floats.pop(0)).float() - rows
@@ -104,7 +104,9 @@ def moments_of(stage: Stage, names: Sequence[str], batches: int, *, cross: bool)
         if found.cross is not None:
             floats.clear()
             with stage.as_float():
-                watch(stage.floats, lambda x: floats.append(x.clone()), i)  # the pass goes on, and may change it
+                watch(
+                    stage.floats, lambda x: floats.append(counted_of(layer, x).clone()), i
+                )  # the pass goes on, and may change it
         watch(stage.rounded, see, i)
     if k > _PANEL:
         found.hessian.triu_().add_(found.hessian.triu(1).t())

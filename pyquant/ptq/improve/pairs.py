@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pyquant.calibrate.padding import counted
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.expert_rules import rule_of
 from pyquant.nn.experts import QExperts
@@ -34,7 +35,10 @@ class Pair:
     amax: Tensor | None = None
 
     def observe(self, x: Tensor) -> None:
-        amax = x.detach().reshape(-1, x.shape[-1]).abs().amax(0).float()
+        rows = counted(x.detach()).reshape(-1, x.shape[-1])
+        if not len(rows):
+            return
+        amax = rows.abs().amax(0).float()
         if not bool(amax.isfinite().all()):
             raise NonFiniteError(f"input of {self.consumers[0]}", "NaN or infinity", "finite values")
         self.amax = amax if self.amax is None else torch.maximum(self.amax, amax)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
+from pyquant.calibrate.padding import counted, left_out
 from pyquant.calibrate.run import Inputs, inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.core.modes import evaluating
@@ -86,12 +87,30 @@ class Replay:
 
     def forward(self, batch: Any) -> Any:
         """The same for gradients, where they are enabled."""
-        args, kwargs = self._to_inputs(batch)
-        with evaluating(self.module):
+        return self._called(self._to_inputs(batch))
+
+    def error(self, measure: Callable[[Any, Any], float], floats: Any, batch: Any) -> float:
+        """measure(floats, the module's output for a batch), as in inference; padding does not count in it."""
+        inputs = self._to_inputs(batch)
+        with torch.no_grad():
+            output = self._called(inputs)
+        with left_out(inputs.padding):
+            return measure(floats, output)
+
+    def compared(self, floats: Any, batch: Any) -> list[tuple[Tensor, Tensor]]:
+        """(float tensor, tensor) of the outputs for a batch without padding, for gradients where they are enabled."""
+        inputs = self._to_inputs(batch)
+        output = self._called(inputs)
+        with left_out(inputs.padding):
+            return list(zip(counted_of_output(floats), counted_of_output(output), strict=True))
+
+    def _called(self, inputs: Inputs) -> Any:
+        args, kwargs, padding = inputs
+        with evaluating(self.module), left_out(padding):
             return self.module(*args, **kwargs)
 
     def inputs(self, batch: Any) -> Inputs:
-        """(arguments, keyword arguments) of the module's call for a batch."""
+        """The module's call for a batch."""
         return self._to_inputs(batch)
 
     def calls(self, layers: Mapping[str, nn.Module]) -> dict[str, int]:
@@ -166,6 +185,11 @@ def tensors_of(output: Any) -> list[Tensor]:
     if isinstance(output, (tuple, list)):
         return [t for item in output for t in tensors_of(item)]
     return []
+
+
+def counted_of_output(output: Any) -> list[Tensor]:
+    """The same, without padding."""
+    return [counted(tensor) for tensor in tensors_of(output)]
 
 
 def check_unmoved(argument: str, before: Any, after: Any, allowed: str) -> None:

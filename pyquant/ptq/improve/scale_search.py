@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from pyquant.calibrate.padding import counted
 from pyquant.calibrate.registry import compute_range, new_statistics
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
@@ -179,7 +180,7 @@ class Reads:
 
     def see(self, x: Tensor, is_held_out: bool) -> None:
         """One call of its first consumer."""
-        flat = x.detach().reshape(-1, x.shape[-1])
+        flat = counted(x.detach()).reshape(-1, x.shape[-1])
         if is_held_out:
             room = _ROWS - sum(len(part) for part in self._rows)
             if room > 0 and len(flat):
@@ -275,5 +276,5 @@ def _rounded_error(replay: Replay, config: Config, targets: list[Any], split: in
     model = replay.module
     with simulating(model, config):
         calibrate_(model, replay.batches[:split], split, batch_to_inputs=replay.batch_to_inputs)
-        losses = [measure(floats, replay.run(replay.batches[split + i])) for i, floats in enumerate(targets)]
+        losses = [replay.error(measure, floats, replay.batches[split + i]) for i, floats in enumerate(targets)]
     return sum(losses) / len(losses)

@@ -39,7 +39,7 @@ class Before:
 
     def example(self) -> object:
         """The first batch, as the model is called with it."""
-        args, keywords = inputs_of(self.model, self.batch_to_inputs)(next(iter(self.data), None))
+        args, keywords, _ = inputs_of(self.model, self.batch_to_inputs)(next(iter(self.data), None))
         return keywords or tuple(args)
 
     def equalize(self) -> None:

@@ -100,5 +100,5 @@ def _rounded_error(floats: Floats, run: Run, targets: list[Any], split: int, nam
             way = Way(run.way.blocks, run.way.device, run.way.cache, folder, progress, residence)
             calibrate_by(Replay(model, batches, split, run.replay.batch_to_inputs), fakes, way)
             with Place(run.way.place.device, residence).holds_each(list(blocks.values())):
-                losses = [measure(target, run.replay.run(batches[split + i])) for i, target in enumerate(targets)]
+                losses = [run.replay.error(measure, target, batches[split + i]) for i, target in enumerate(targets)]
     return sum(losses) / len(losses)

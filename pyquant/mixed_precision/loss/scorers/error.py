@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyquant.calibrate.padding import counted
 from pyquant.mixed_precision.loss.metrics import Accumulator
 from pyquant.mixed_precision.loss.scorers.layers import rounded_input, watching, weight_change
 from pyquant.mixed_precision.loss.scorers.scorer import Scorer, Table, Work, sensitivity_metric
+from pyquant.nn.qconv import QConv2d
 
 
 @sensitivity_metric("error")
@@ -34,9 +36,11 @@ class RoundingError(Scorer):
 
         def see(name: str, x: Tensor, _: Tensor) -> None:
             for cell in cells_of[name]:
-                y = rounded_input(switchable.layer(name, cell[1]), x)[0].double()
-                sums[cell][0].append(x.double().square().sum().item())
-                sums[cell][1].append((y - x.double()).square().sum().item())
+                layer = switchable.layer(name, cell[1])
+                y = rounded_input(layer, x)[0]
+                x64, y64 = (t.double() if isinstance(layer, QConv2d) else counted(t).double() for t in (x, y))
+                sums[cell][0].append(x64.square().sum().item())
+                sums[cell][1].append((y64 - x64).square().sum().item())
 
         with watching(switchable, see), torch.no_grad():
             switchable.call(self.scoring.batches[work.at])

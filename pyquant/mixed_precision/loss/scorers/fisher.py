@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from pyquant.calibrate.padding import counted, left_out
 from pyquant.errors import UnsupportedError
 from pyquant.mixed_precision.loss.scorers.curvature import find_curvature, joined, rows_of
 from pyquant.mixed_precision.loss.scorers.layers import gradients_of, no_gradients, watching
@@ -66,7 +67,10 @@ class Fisher(Scorer):
 
         sums = [[0.0] for _ in cells]
         with watching(switchable, see) as model, gradients_of(model, []):
-            outputs = rows_of(switchable.call(scoring.batches[work.at]))
+            whole, padding = switchable.whole(scoring.batches[work.at])
+            rows = rows_of(whole).shape[0]  # of padded positions, too: layers have a gradient for each
+            with left_out(padding):
+                outputs = rows_of(counted(whole))
             if not outputs.requires_grad:
                 raise no_gradients("the layers")
             for draw in range(self.draws):
@@ -74,7 +78,7 @@ class Fisher(Scorer):
                 generator = scoring.generator(outputs.device, "fisher", work.at, draw)
                 self._curvature.drawn(outputs, generator).backward(retain_graph=draw + 1 < self.draws)  # type: ignore[no-untyped-call]
                 for i, cell in enumerate(cells):
-                    for dots in joined(products.get(cell, ()), outputs.shape[0]):
+                    for dots in joined(products.get(cell, ()), rows):
                         sums[i].append(dots.square().sum().item())
         return [*(math.fsum(s) * self._curvature.factor / self.draws for s in sums), self._curvature.weight(outputs)]
 
