@@ -31,9 +31,28 @@ class _Kept:
 
 @dataclass(frozen=True)
 class Padding:
-    """What one call of a model tells of its padding; without masks all positions count."""
+    """What one call of a model tells of its padding; without masks all positions count.
+
+    slots  bool [rows], within a bank of experts: which of its rows, sorted by expert, are no padding.
+    """
 
     masks: tuple[_Kept, ...] = ()
+    slots: Tensor | None = None
+
+    def routed(self, tokens: Tensor, total: int) -> Padding:
+        """That of rows which a router takes of [total, channels]; tokens: int64 [rows], their numbers there."""
+        index = _index_of([mask for mask in self.masks if mask.shape[0] * mask.shape[1] == total])
+        if index is None:
+            return NO_PADDING
+        counts = torch.zeros(total, dtype=torch.bool, device=tokens.device)
+        counts[index.to(tokens.device)] = True
+        return Padding(slots=counts[tokens])
+
+    def part(self, first: int, last: int) -> Padding:
+        """That of the rows first <= i < last among those of a bank."""
+        if self.slots is None:
+            return NO_PADDING
+        return Padding((_Kept((last - first, 1), self.slots[first:last].nonzero().flatten()),))
 
 
 NO_PADDING: Final = Padding()
@@ -120,10 +139,7 @@ def counted(x: Tensor) -> Tensor:
     masks = _now.get().masks
     if not masks or not isinstance(x, Tensor) or x.is_nested:
         return x
-    fitting = [mask for mask in masks if _fits(x, mask.shape)]
-    if not fitting or not _are_alike(fitting):
-        return x
-    index = fitting[0].index
+    index = _index_of([mask for mask in masks if _fits(x, mask.shape)])
     if index is None:
         return x
     rows = x if x.dim() == 2 else x.flatten(0, 1)
@@ -135,12 +151,14 @@ def _fits(x: Tensor, shape: tuple[int, int]) -> bool:
     return x.shape[0] == shape[0] * shape[1] if x.dim() == 2 else x.dim() > 2 and x.shape[:2] == shape
 
 
-def _are_alike(masks: list[_Kept]) -> bool:
-    first, *others = (mask.index for mask in masks)
-    return all(
-        other is first or (other is not None and first is not None and torch.equal(other, first.to(other.device)))
-        for other in others
-    )
+def _index_of(masks: list[_Kept]) -> Tensor | None:
+    """The positions that all these masks leave; None where there is no mask, or they differ."""
+    found = [mask.index for mask in masks]
+    known = [index for index in found if index is not None]
+    if not known or len(known) < len(found):
+        return None
+    first, *others = known
+    return first if all(torch.equal(other, first.to(other.device)) for other in others) else None
 
 
 @contextmanager

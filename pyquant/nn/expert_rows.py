@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
 from pyquant import ops
+from pyquant.calibrate.padding import left_out, now
 from pyquant.errors import UnsupportedError
 from pyquant.nn.expert_kinds import CODES, WEIGHT_ONLY, by_kind, weight_only_operands
 from pyquant.nn.linear_call import needs_derivative
@@ -104,7 +106,8 @@ def multiply(layers: Sequence[nn.Module], x: Tensor, split: Split, rows: Tensor 
         return _grouped(layers, x, split.ends, rows)
     calls = _calls(here, x)
     if len(calls) == 1:
-        return _in_one_call(here, x, counts, rows)
+        with _padding_of(0, sum(counts)):
+            return _in_one_call(here, x, counts, rows)
     if len(calls) == len(here) and rows is not None:
         x, rows = x[rows], None
     ends = [0, *accumulate(counts)]
@@ -114,10 +117,18 @@ def multiply(layers: Sequence[nn.Module], x: Tensor, split: Split, rows: Tensor 
         mine = torch.cat([mine[ends[i] : ends[i + 1]] for i in places])
         own = [counts[i] for i in places]
         taken = (mine, own, None) if rows is None else (x, own, mine)
-        y = _in_one_call([here[i] for i in places], *taken)
+        with _padding_of(ends[places[0]], ends[places[-1] + 1]):
+            y = _in_one_call([here[i] for i in places], *taken)
         for i, part in zip(places, y.split(own), strict=True):
             results[i] = part
     return torch.cat(results)
+
+
+def _padding_of(first: int, last: int) -> AbstractContextManager[None]:
+    """Inside, what observes the one layer of these rows leaves their padding out; in calls of several nobody does."""
+    if torch.compiler.is_compiling() or now().slots is None:
+        return nullcontext()
+    return left_out(now().part(first, last))
 
 
 def _calls(layers: Sequence[nn.Module], x: Tensor) -> list[list[int]]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from pyquant.calibrate.padding import left_out, now
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe
 from pyquant.errors import ArgumentError, UnsupportedError
@@ -174,7 +175,11 @@ class QExperts(nn.Module):
         split = Split(slots.ends, None) if is_told or in_graph else slots.split()
         # Where nobody knows how many slots have their expert here, all have a row.
         rows = slots.tokens(ids.shape[1], None if split.counts is None else sum(split.counts))
-        y = self._layers(x, split, rows, pairs)
+        if not torch.compiler.is_compiling() and now().masks:
+            with left_out(now().routed(rows, x.shape[0])):
+                y = self._layers(x, split, rows, pairs)
+        else:
+            y = self._layers(x, split, rows, pairs)
         if is_told and self.rule.after:
             places = torch.arange(y.shape[0], device=y.device)
             y = y.masked_fill((places >= slots.ends[-1]).unsqueeze(1), 0)

@@ -1,4 +1,4 @@
-"""A padded batch gives the statistics of its sequences one by one: ranges, moments, factors, biases, reports, losses."""
+"""A padded batch gives the statistics of its sequences one by one: ranges, moments, factors, biases, losses."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def ranges(data: list[Any], make: Callable[[], nn.Module] = model_of, method: st
 
 
 def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    assert found.keys() == wanted.keys() and found
+    assert found.keys() == wanted.keys() != set()
     for name, value in wanted.items():
         assert torch.allclose(found[name], value, rtol=tolerance, atol=0), name
 
@@ -195,7 +195,6 @@ def test_nothing_is_left_behind_by_an_error_nor_seen_by_other_threads() -> None:
         thread.start()
         thread.join()
         with pytest.raises(ZeroDivisionError), left_out(NO_PADDING):
-            assert now() is NO_PADDING
             raise ZeroDivisionError
         assert now() is padding
     assert seen == [NO_PADDING]
@@ -255,7 +254,8 @@ def moments(data: list[Any]) -> Iterator[Tensor]:
     for name in ("qkv", "up", "head"):
         stage = Stage("", model, {name: getattr(model, name)}, {name: 1}, replay, replay, ())
         found, _ = moments_of(stage, [name], len(data), cross=True)
-        assert found.cross is not None and found.rows == 2 * sum(LENGTHS)
+        assert found.cross is not None
+        assert found.rows == 2 * sum(LENGTHS)
         yield from (found.hessian, found.cross, found.total, found.moved)
 
 
@@ -346,3 +346,71 @@ def test_improvers_are_judged_without_padding(improve: str) -> None:
         errors.append(next(iter(found.values())).error_before)
     # the mean of four sequences' errors, or the error of a batch of them
     assert 0.6 < errors[0] / errors[1] < 1.6
+
+
+def transformer(family: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"Mixtral": {"num_key_value_heads": 2, "num_local_experts": 4}, "Llama": {"num_key_value_heads": 2}}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCABULARY, max_position_embeddings=32, pad_token_id=PAD, **sizes, **more.get(family, {})
+    )
+    config._attn_implementation = "eager"
+    # a BertModel's pooler reads the first position, whatever it is
+    kind = "BertForMaskedLM" if family == "Bert" else f"{family}ForCausalLM"
+    model = getattr(transformers, kind)(config).eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[PAD] = 3 * torch.randn(32)
+    return model
+
+
+def positioned(data: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """With the positions that a padded sequence would have alone."""
+    return [{**d, "position_ids": (d["attention_mask"].cumsum(-1) - 1).clamp_min(0)} for d in data]
+
+
+@pytest.mark.parametrize("family", ["Bert", "Llama", "Mixtral"])
+@pytest.mark.parametrize("left", [False, True])
+def test_transformers(family: str, left: bool) -> None:
+    found, wanted = [], []
+    for data, into in ((positioned(padded(left)), found), (positioned(alone()), wanted)):
+        model = pyquant.expose_linears_(transformer(family))
+        insert_fake_quantize_(model, W8A8())
+        calibrate_(model, data, len(data), method="max")
+        into.append({n: v.clone() for n, v in model.state_dict().items() if "input_fake_quant.scale" in n})
+        into += [m.tokens_seen for m in model.modules() if getattr(m, "tokens_seen", None)]
+    assert_close(found[0], wanted[0])
+    assert found[1:] == wanted[1:]
+    if family == "Mixtral":
+        assert all(sum(seen) == 2 * 2 * sum(LENGTHS) for seen in found[1:])
+        assert len(found) == 3
+
+
+def test_transformers_block_by_block() -> None:
+    def biases(data: list[dict[str, Tensor]], blocks: str | None) -> dict[str, Tensor]:
+        model = insert_fake_quantize_(transformer("Llama"), W4A8(group_size=None))
+        calibrate_(model, data, len(data), method="max")
+        bias_correction_(model, data, len(data), blocks=blocks)
+        return {n: v.detach() for n, v in model.state_dict().items() if n.endswith(".bias")}
+
+    whole, found = (biases(positioned(padded(left=True)), blocks) for blocks in (None, "auto"))
+    assert found.keys() == whole.keys() != set()
+    assert all(torch.equal(found[n], whole[n]) for n in found)
+    wanted = biases(positioned(alone()), "auto")
+    assert all(torch.allclose(found[n], wanted[n], atol=5e-3) for n in found)
+
+
+def test_convolutions_take_whole_images() -> None:
+    class Seeing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 2, 1)
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            return self.conv(pixels)
+
+    pixels = torch.rand(2, 3, 4, 4)  # as many channels as there are tokens
+    pixels[:, 2] = 50
+    batch = {"pixels": pixels, "attention_mask": torch.tensor([[1, 1, 0], [1, 1, 0]])}
+    assert ranges([batch], Seeing)["conv.input_fake_quant.scale"].item() == pytest.approx(50 / 127)
