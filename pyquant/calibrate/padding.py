@@ -168,7 +168,7 @@ def counting_padding() -> Iterator[None]:
     Example:
         >>> with counting_padding():
         ...     padding_of({"attention_mask": torch.tensor([[1, 1, 0]])})
-        Padding(masks=())
+        Padding(masks=(), slots=None)
     """
     token = _counts.set(True)
     try:
