@@ -93,7 +93,7 @@ def has_decoder(model: nn.Module) -> bool:
 def _takes_decoder_inputs(kind: type[nn.Module]) -> bool:
     try:
         return _DECODER_INPUTS[0] in inspect.signature(kind.forward).parameters
-    except (TypeError, ValueError):  # of compiled code
+    except (TypeError, ValueError, AttributeError):  # of compiled code, and of scripted classes
         return False
 
 

@@ -91,15 +91,19 @@ def layer(name: str, scheme: QScheme, n: int, k: int, seed: int, **changes: Any)
     return LayerRecord(**(fields | changes))
 
 
+def _other_calibrator(part: TensorScheme) -> TensorScheme:
+    return replace(part, calibrator={"max": "mse", "mse": "max"}.get(part.calibrator, part.calibrator))
+
+
 def _told(scheme: QScheme) -> str:
     """In the words of the first version, which fixtures keep for ever."""
     outputs = "" if scheme.outputs is None else f", outputs={scheme.outputs}"
-    weights = scheme.weights
+    weights, inputs = scheme.weights, scheme.inputs
+    named = scheme
     if weights.symmetric and weights.bits < 8:  # whose presets had the maximum then
-        swapped = {"max": "mse", "mse": "max"}.get(weights.calibrator, weights.calibrator)
-        named = replace(scheme, weights=replace(weights, calibrator=swapped))
-    else:
-        named = scheme
+        named = replace(named, weights=_other_calibrator(weights))
+    if inputs is not None and not inputs.dynamic and inputs.bits < 8:  # likewise
+        named = replace(named, inputs=_other_calibrator(inputs))
     return preset_name(named) or f"QScheme(weights={scheme.weights}, inputs={scheme.inputs or 'float'}{outputs})"
 
 
