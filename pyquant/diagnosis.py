@@ -14,7 +14,7 @@ import torch
 from pyquant.core.presets import PRESETS
 from pyquant.core.scheme import QScheme
 from pyquant.errors import PyquantError
-from pyquant.measure.environment import cpu_features, describe_environment, package_version
+from pyquant.measure.environment import DOT_PRODUCTS, cpu_features, describe_environment, package_version
 from pyquant.measure.gpu_runtime import GpuRuntime, gpu_lines, gpu_problems, gpu_runtime
 from pyquant.report.records.environment import Environment
 
@@ -185,8 +185,8 @@ def _remarks() -> list[str]:
 
     remarks = [f"measured kernel choices: {line}" for line in tuned.remarks()]
     flags = cpu_features()
-    if flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}:
-        slow = "this CPU has no int8 dot-product instructions (VNNI, AMX): integer layers are exact but not much faster"
+    if flags and not flags & DOT_PRODUCTS:
+        slow = "this CPU has no int8 dot products (VNNI, AMX, SDOT): integer layers are exact but not much faster"
         remarks.insert(0, slow)
     return remarks
 

@@ -42,6 +42,7 @@ struct Sums {
 
   template <bool kCounts, int kQuad>
   PYQ_INLINE void multiply(const int8x16_t (&x)[R], const int8_t* b) {
+    asm("" ::: "memory");  // else g++ 12 loads the weights of four quads at once, and sums go to the stack
     each<J>(PYQ_EACH(j) {
       const int8x16_t w = vld1q_s8(b + j * 16);
       if constexpr (kCounts) weights[j] = vdotq_s32(weights[j], w, vdupq_n_s8(-128));
@@ -150,6 +151,7 @@ __attribute__((noinline)) void tile_s4(const uint8_t* a, int64_t lda, const uint
       codes[r] = vdotq_u32(codes[r], x[r], vdupq_n_u8(4));  // in two of four lanes each quad: half of eight
     });
     each<J>(PYQ_EACH(j) {
+      asm("" ::: "memory");  // as above
       const uint8x16_t v = vld1q_u8(b + j * 16);
       const uint8x16_t low = vandq_u8(v, vdupq_n_u8(15)), high = vshrq_n_u8(veorq_u8(v, vdupq_n_u8(0x80)), 4);
       each<R>(PYQ_EACH(r) {

@@ -33,6 +33,11 @@ PYQ_INLINE uint8x16_t tap_codes(const uint8_t* at, uint8x16_t places, const int3
 // Sixteen channels from `channel` on, P pixels.
 template <Spread kSpread, int P>
 __attribute__((noinline)) void tap_tile(const TapRun& run, int64_t pixel, int64_t channel) {
+  if constexpr (P == 4 && (kSpread == Spread::near || kSpread == Spread::far)) {  // for which there are no registers
+    tap_tile<kSpread, 2>(run, pixel, channel);
+    tap_tile<kSpread, 2>(run, pixel + 2, channel);
+    return;
+  }
   constexpr int kVectors = 4;
   int32x4_t c[P][kVectors], counted[kVectors];
   uint8x16_t places[kVectors];
@@ -52,6 +57,7 @@ __attribute__((noinline)) void tap_tile(const TapRun& run, int64_t pixel, int64_
   for (int64_t t = 0; t < run.taps; ++t, weights += kBlockN * 4) {
     const int64_t offset = run.offsets[t];
     each<kVectors>(PYQ_EACH(v) {
+      asm("" ::: "memory");  // else g++ 12 loads the weights of all vectors at once, and sums go to the stack
       const int8x16_t w = vld1q_s8(weights + v * 16);
       counted[v] = vdotq_s32(counted[v], w, vdupq_n_s8(-128));
       each<P>(PYQ_EACH(p) {

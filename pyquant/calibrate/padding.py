@@ -48,6 +48,11 @@ class Padding:
         counts[index.to(tokens.device)] = True
         return Padding(slots=counts[tokens])
 
+    def text(self) -> str:
+        """What saved results are told apart by; '' where all positions count."""
+        left = [(mask.shape, None if mask.index is None else mask.index.tolist()) for mask in self.masks]
+        return repr(left) if left else ""
+
     def part(self, first: int, last: int) -> Padding:
         """That of the rows first <= i < last among those of a bank."""
         if self.slots is None:

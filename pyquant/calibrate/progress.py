@@ -18,7 +18,7 @@ from pyquant.io.atomic import SaveDirectory
 from pyquant.io.shards import digest
 
 FILE: Final = "calibration.safetensors"
-VERSION: Final = "1"
+VERSION: Final = "2"  # 1: padding of batches counted
 
 
 class SavedStatistics:

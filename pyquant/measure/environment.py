@@ -15,7 +15,10 @@ import torch
 
 from pyquant.report.records.environment import Environment
 
-_ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
+_X86_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
+_ARM_FLAGS = ("asimd", "asimddp", "i8mm", "bf16")
+_ISA_FLAGS = _X86_FLAGS + _ARM_FLAGS
+DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})  # of bytes
 _PACKAGES = (
     "numpy",
     "transformers",
@@ -68,7 +71,10 @@ def cpu_model_and_flags() -> tuple[str, frozenset[str]]:
     except OSError:
         return platform.processor() or platform.machine(), frozenset()
     fields = dict(re.findall(r"^([\w ]+?)\s*:\s*(.*)$", text, flags=re.MULTILINE))
-    return fields.get("model name", platform.machine()), frozenset(fields.get("flags", "").split())
+    name = fields.get("model name", platform.machine())
+    if "model name" not in fields and "CPU part" in fields:  # Arm's, which tells numbers
+        name += f" (implementer {fields.get('CPU implementer', '?')}, part {fields['CPU part']})"
+    return name, frozenset((fields.get("flags") or fields.get("Features", "")).split())
 
 
 def cpu_features() -> frozenset[str]:

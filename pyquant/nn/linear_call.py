@@ -71,7 +71,7 @@ class LinearCall(LinearCodes):
         except PyquantError:
             raise
         except OP_ERRORS as error:
-            self._explain(error, x)
+            self._explain(error, x, residual)
 
     def _run(self, x: Tensor | QTensor, residual: Tensor | None, storage: Tensor) -> Tensor:
         """The layer with the weights in `storage`, without derivatives; codes as they are stored."""
@@ -246,12 +246,14 @@ class LinearCall(LinearCodes):
         if x.device != device:
             raise ArgumentError("x", f"device {x.device}", f"device {device}, where the layer is")
 
-    def _explain(self, error: Exception, x: Tensor | QTensor) -> NoReturn:
+    def _explain(self, error: Exception, x: Tensor | QTensor, residual: Tensor | None = None) -> NoReturn:
         """What an op said, in the words of the layer: its packed buffer is no argument that a caller knows."""
         if isinstance(x, Tensor):
             self._check_device(x)
-            if "Not yet supported ScalarType" in str(error) and x.dtype not in FLOATS:  # torch's, of its newest types
-                raise ArgumentError("x", describe(x), " or ".join(map(dtype_name, FLOATS))) from None
+        if "Not yet supported ScalarType" in str(error):  # torch's, of its newest types
+            for name, given in (("x", x), ("residual", residual)):
+                if isinstance(given, Tensor) and given.dtype not in FLOATS:
+                    raise ArgumentError(name, describe(given), " or ".join(map(dtype_name, FLOATS))) from None
         reraise(error)
 
     def _check_codes(self, x: QTensor) -> None:

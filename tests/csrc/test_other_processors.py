@@ -1,8 +1,10 @@
-"""Arm's processors give the bits of this one: the CPU engine, compiled for them and run by an emulator."""
+"""Arm's processors give the bits of this one: the CPU engine, compiled for them and run by an emulator; and what a step
+of its products executes there."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +52,58 @@ def for_arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
         objects = list(pool.map(compile_one, sources))
     subprocess.run([str(CROSS), "-static", "-o", str(folder / "program"), *objects, "-lpthread"], check=True)
     return folder / "program"
+
+
+def innermost(code: list[tuple[int, str]]) -> list[list[str]]:
+    """The instructions of every loop that holds no other."""
+    jump = re.compile(r"(?:b\.\w+|cbn?z|tbn?z)\s.*?\b([0-9a-f]+) <")
+    ends = [(int(to[1], 16), at) for at, line in code if (to := jump.match(line))]
+    loops = [(to, at) for to, at in ends if to <= at]
+    inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    return [[line for at, line in code if begin <= at <= end] for begin, end in inner]
+
+
+# name of a function, dot products of the loop that has most, its instructions at most
+LOOPS = {
+    "tile_s8<1, 8, true>": (64, 105),  # of four quads; true: with the sums of the weights
+    "tile_s8<1, 8, false>": (32, 75),
+    "tile_s8<2, 8, false>": (64, 110),
+    "tile_s8<3, 4, false>": (48, 80),
+    "tile_s8<4, 4, true>": (80, 115),
+    "tile_s8<4, 4, false>": (64, 90),
+    "tile_s4<1, 8>": (17, 60),  # of an oct
+    "tile_s4<2, 8>": (34, 80),
+    "tile_s4<4, 4>": (36, 70),
+    "tap_tile<side_by_side, 4>": (20, 70),  # of a tap
+    "tap_tile<one, 4>": (20, 90),
+}
+SPREADS = ("side_by_side", "one", "near", "far")
+
+
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-objdump") is None, reason="no objdump for aarch64")
+def test_products_keep_their_sums_in_registers(for_arm: Path) -> None:
+    """g++ likes to load the weights of many steps at once, and then has no registers for the sums. What a step
+    executes, as nobody has timed it."""
+    command = [
+        "aarch64-linux-gnu-objdump",
+        "-d",
+        "-C",
+        "--no-show-raw-insn",
+        str(for_arm.parent / "isa_neon_dotprod.o"),
+    ]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = {}
+    for block in re.sub(r"pyquant::cpu::|\(anonymous namespace\)::", "", text).split("\n\n"):
+        if head := re.match(r"\s*[0-9a-f]+ <void (\w+<.*>)\(.*>:\n", block):
+            name = re.sub(r"\(Spread\)(\d)", lambda number: SPREADS[int(number[1])], head[1])
+            lines = re.findall(r"^\s*([0-9a-f]+):\t(.+?)\s*$", block, re.M)
+            found[name] = innermost([(int(address, 16), line) for address, line in lines])
+    for name, (products, most) in LOOPS.items():
+        loops = {sum("dot" in line.split()[0] for line in loop): loop for loop in found[name]}
+        loop = loops[max(loops)]
+        assert max(loops) == products, name
+        assert [line for line in loop if re.search(r"\bq\d+,.*\[sp", line)] == [], name
+        assert len(loop) <= most, name
 
 
 @pytest.fixture(scope="module")

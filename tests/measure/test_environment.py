@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import pyquant
-from pyquant.measure.environment import command_line, cpu_features, describe_environment, package_version
+from pyquant.measure.environment import (
+    command_line,
+    cpu_features,
+    cpu_model_and_flags,
+    describe_environment,
+    package_version,
+)
 
 
 def test_environment_names_versions_and_threads() -> None:
@@ -45,5 +52,17 @@ def test_features_are_known_ones() -> None:
         "avx512_fp16",
         "amx_int8",
         "amx_bf16",
+        "asimd",
+        "asimddp",
+        "i8mm",
+        "bf16",
     }
     assert package_version("no-such-package-here") == ""
+
+
+def test_a_processor_of_arm_is_told_by_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: told)
+    name, _ = cpu_model_and_flags()
+    assert name.endswith("(implementer 0x41, part 0xd4f)")
+    assert cpu_features() == {"asimd", "asimddp", "i8mm"}

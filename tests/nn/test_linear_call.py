@@ -157,3 +157,13 @@ def test_inputs_of_another_type_are_refused_by_their_name(scheme: str, name: str
     layer = QLinear.from_float(nn.Linear(16, 8), scheme_from_name(scheme))
     with pytest.raises(pyquant.errors.ArgumentError, match=rf"'x': got {name} \[2, 16\]; allowed: float32 or float16"):
         layer(torch.ones(2, 16).to(dtype))
+
+
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", "W4A16(group_size=8)"])
+def test_residuals_of_another_type_are_refused_by_their_name(scheme: str) -> None:
+    dtype = getattr(torch, "float8_e8m0fnu", None)
+    if dtype is None:
+        pytest.skip("this torch has no float8_e8m0fnu")
+    layer = QLinear.from_float(nn.Linear(16, 8), scheme_from_name(scheme))
+    with pytest.raises(pyquant.errors.ArgumentError, match=r"'residual': got float8_e8m0fnu \[2, 8\]; allowed: float32"):
+        layer(torch.ones(2, 16), torch.ones(2, 8).to(dtype))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pyquant.calibrate.padding import padding_of
 from pyquant.io.shards import digest
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 
@@ -35,6 +36,8 @@ def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: obj
                 record(name, _text(tensor))
     for batch in batches:
         record("batch", _text(batch))
+        if isinstance(batch, Mapping) and (told := padding_of(batch).text()):
+            record("padding", told)
     return hasher.hexdigest()
 
 

@@ -123,8 +123,9 @@ def _digest_of(replay: Replay) -> str:
     """What the inputs of the model are known by."""
     hasher = hashlib.sha256()
     for batch in replay.batches:
-        leaves, structure = pytree.tree_flatten(tuple(replay.inputs(batch)[:2]))
-        hasher.update(f"{structure}\n".encode())
+        args, kwargs, padding = replay.inputs(batch)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        hasher.update(f"{structure}\n{padding.text()}".encode())
         for leaf in leaves:
             known = digest(leaf.detach().cpu().contiguous()) if isinstance(leaf, Tensor) else repr(leaf)
             hasher.update(f"{known}\n".encode())

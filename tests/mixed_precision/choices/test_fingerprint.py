@@ -10,6 +10,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import nets
 
+from pyquant.calibrate import counting_padding
 from pyquant.mixed_precision.choices.fingerprint import fingerprint
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 
@@ -60,3 +61,15 @@ def test_the_content_of_batches_counts_whatever_their_form() -> None:
     assert len(set(told)) == len(told)
     assert told == [fingerprint(switchable, form) for form in forms]
     assert fingerprint(switchable, [], "a") != fingerprint(switchable, [], "b") != told[-1]
+
+
+def test_batches_whose_padding_counts_are_others() -> None:
+    switchable = SwitchableModel(nets.classifier(0), ("fp32", "int8"), nets.batches(1, seed=1), num_batches=1)
+    batch = {"input_ids": torch.ones(1, 3), "attention_mask": torch.tensor([[1, 1, 0]])}
+    with counting_padding():
+        counted = fingerprint(switchable, [batch])
+    assert counted != fingerprint(switchable, [batch])
+    whole = [batch | {"attention_mask": torch.ones(1, 3)}]
+    with counting_padding():
+        counted = fingerprint(switchable, whole)
+    assert counted == fingerprint(switchable, whole)
