@@ -165,5 +165,6 @@ def test_residuals_of_another_type_are_refused_by_their_name(scheme: str) -> Non
     if dtype is None:
         pytest.skip("this torch has no float8_e8m0fnu")
     layer = QLinear.from_float(nn.Linear(16, 8), scheme_from_name(scheme))
-    with pytest.raises(pyquant.errors.ArgumentError, match=r"'residual': got float8_e8m0fnu \[2, 8\]; allowed: float32"):
+    told = r"'residual': got float8_e8m0fnu \[2, 8\]; allowed: float32"
+    with pytest.raises(pyquant.errors.ArgumentError, match=told):
         layer(torch.ones(2, 16), torch.ones(2, 8).to(dtype))
