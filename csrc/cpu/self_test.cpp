@@ -141,10 +141,11 @@ bool grouped_row(const Kernels& candidate, const Kernels& scalar, Random& random
   return same(want.data(), got.data(), want.size() * 4);
 }
 
-// Rows of two groups, against the two kernels that groups_s4 replaces; a group is a vector of codes and a rest.
+// Rows of two groups, against the two kernels that groups_s4 replaces.
+template <int64_t kOcts>
 bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& random, Tile tile, const int32_t* zero) {
-  constexpr int64_t kGroups = 2, kRows = 19, kOcts = 9, kGroup = kOcts * 8, kCodes = kGroups * kGroup;
-  std::vector<uint8_t> a(kRows * kCodes), b(kCodes / 2 * kBlockN);
+  constexpr int64_t kGroups = 2, kRows = 19, kGroup = kOcts * 8, kCodes = kGroups * kGroup;
+  std::vector<uint8_t> a((kRows + kRowSlack) * kCodes), b(kCodes / 2 * kBlockN);
   for (auto* bytes : {&a, &b})
     for (auto& v : *bytes) v = static_cast<uint8_t>(random.next());
   std::vector<int32_t> w_sum(kGroups * kBlockN), acc(kRows * kBlockN), zeros(kRows), sums(kRows * kGroups);
@@ -167,7 +168,9 @@ bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& rando
     tile.rows = rows;
     tile.w_sum = w_sum.data();
     tile.w_scale = w_scale.data();
+    candidate.begin(rows);
     candidate.groups_s4(a.data(), kCodes, sums.data(), b.data(), kOcts, kGroups, tile, got.data(), {b.data()});
+    candidate.end(rows);
     tile.acc = acc.data();
     for (int64_t g = 0; g < kGroups; ++g) {
       scalar.gemm_s4(a.data() + g * kGroup, kCodes, rows, b.data() + g * kOcts * kBlockN * 4, kOcts, acc.data());
@@ -191,7 +194,9 @@ bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& rando
     tile.w_scale = w_scale.data();
     for (bool fill : {true, false}) {  // the second call reads the codes of the first
       tile.out = got.data();
+      candidate.begin(rows);
       candidate.linear_s4(a.data(), kCodes, b.data(), codes.data(), fill, kOcts, kGroups, tile, sum.data(), {b.data()});
+      candidate.end(rows);
       if (!same(out.data(), got.data(), static_cast<size_t>(rows * kBlockN) * 4)) return false;
     }
   }
@@ -200,12 +205,12 @@ bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& rando
 
 // A product with its epilogue, against the two kernels that linear_s8 replaces. tile: see finishes; acc is not read.
 bool linear_rows(const Kernels& candidate, const Kernels& scalar, Random& random, Tile tile) {
-  constexpr int64_t kRows = 13;
+  constexpr int64_t kRows = 37;
   std::vector<uint8_t> a((kRows + kRowSlack) * kStride), b(kQuads * kBlockN * 4);
   for (auto* bytes : {&a, &b})
     for (auto& v : *bytes) v = static_cast<uint8_t>(random.next());
   const auto* w = reinterpret_cast<const int8_t*>(b.data());
-  std::vector<int32_t> acc(kRows * kBlockN), zeros(kRows), own(kRows * kBlockN);
+  std::vector<int32_t> acc(kRows * kBlockN), zeros(kRows), own((kRows + kRowSlack) * kBlockN);
   std::vector<float> x_scale(kRows), want(kRows * kBlockN), got(kRows * kBlockN);
   for (size_t r = 0; r < zeros.size(); ++r) {
     zeros[r] = tile.x_zero[r % 3];
@@ -214,18 +219,21 @@ bool linear_rows(const Kernels& candidate, const Kernels& scalar, Random& random
   tile.x_zero = zeros.data();
   tile.x_scale = x_scale.data();
   tile.residual = nullptr;
-  for (tile.rows = 1; tile.rows <= kRows; ++tile.rows)
+  for (tile.rows = 1; tile.rows <= kRows; tile.rows += tile.rows < 13 ? 1 : 6)
     for (DType out : {DType::f32, DType::bf16, DType::s8})
       for (int64_t cols : {kBlockN, int64_t{37}}) {
         tile.out_type = out;
         tile.cols = cols;
         tile.acc = acc.data();
         tile.out = want.data();
-        scalar.gemm_s8(a.data(), kStride, tile.rows, w, kQuads, acc.data(), false, {});
+        const int64_t quads = kQuads - tile.rows % 2;  // whole tiles of AMX, and a quad more
+        scalar.gemm_s8(a.data(), kStride, tile.rows, w, quads, acc.data(), false, {});
         scalar.epilogue(tile);
         tile.acc = own.data();
         tile.out = got.data();
-        candidate.linear_s8(a.data(), kStride, w, kQuads, tile, own.data(), {w});
+        candidate.begin(tile.rows);
+        candidate.linear_s8(a.data(), kStride, w, quads, tile, own.data(), {w});
+        candidate.end(tile.rows);
         if (!same(want.data(), got.data(), want.size() * 4)) return false;
       }
   return true;
@@ -264,7 +272,9 @@ bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
       candidate.accumulate(tile, got.data(), first);
     }
     if (!same(want.data(), got.data(), want.size() * 4)) return false;
-    if (candidate.groups_s4 && !grouped_rows(candidate, scalar, random, tile, zero.data())) return false;
+    // A tile of codes, and a vector of them and a rest.
+    if (candidate.groups_s4 && !grouped_rows<8>(candidate, scalar, random, tile, zero.data())) return false;
+    if (candidate.groups_s4 && !grouped_rows<9>(candidate, scalar, random, tile, zero.data())) return false;
     if (candidate.linear_s8 && !linear_rows(candidate, scalar, random, tile)) return false;
     if (candidate.gemv_s4 && !grouped_row(candidate, scalar, random, tile)) return false;
     for (int activation = 0; activation < kActivations; ++activation)

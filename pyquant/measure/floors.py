@@ -27,7 +27,7 @@ _MEMORY = 256 << 20  # bytes that no cache holds
 _SMALL, _LONGEST_S = 256, 2.0  # edge of a product that is tried first; of a product that is timed
 # Operands of the inner loop, as (rows, K / 4): one tile of AVX-512 registers over a long K, one of AMX, many rows.
 _INNER = ((6, 1024), (6, 256), (32, 256), (48, 64))
-_INNER_PRODUCTS = 1 << 27  # a call: about a millisecond, so that setting the operands up is lost
+_INNER_PRODUCTS = 1 << 28  # a call: a quarter of a millisecond and more, so that setting the operands up is lost
 _HUGE_PAGE = 2 << 20  # bytes
 _FEWEST_READS = 4  # a call, of a set that is read again and again: a part of a large one stays in the caches
 _READ_A_CALL = 4 << 20  # bytes, so that small sets are not lost in the cost of the call
